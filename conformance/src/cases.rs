@@ -49,13 +49,13 @@ pub(crate) use level;
 /// A driver that registers as a DRA driver may register as a device plugin as well, and the other way round, within this time.
 const BESIDE: Duration = Duration::from_secs(1);
 
-/// What is known of a driver from one start of it.
+/// Observations about a driver from one start of it.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     services: Vec<String>,
     /// Those under the registered name.
     slices: Vec<Value>,
-    /// It wrote a slice, whatever the answer and whatever driver the slice names.
+    /// True if the driver wrote a slice, regardless of the response and of the driver that the slice names.
     publishes: bool,
     devices: usize,
     is_dra: bool,
@@ -142,20 +142,6 @@ impl Facts {
     }
 
     fn lacks(&self, condition: &str) -> Option<&'static str> {
-        let any = |is_meant: &dyn Fn(&Value) -> bool| {
-            let devices = self
-                .slices
-                .iter()
-                .flat_map(|slice| slice["spec"]["devices"].as_array());
-            devices.flatten().any(is_meant)
-        };
-        let has = |field: &str| {
-            any(&|device| {
-                device[field]
-                    .as_array()
-                    .is_some_and(|list| !list.is_empty())
-            })
-        };
         let (holds, why) = match condition {
             "dra" => (self.is_dra, "it is no DRA driver"),
             "cdi" => (
@@ -190,8 +176,11 @@ impl Facts {
                 self.is_dra && self.names_cdi,
                 "its command does not name {cdi}",
             ),
-            "counters" => (has("consumesCounters"), "its devices consume no counters"),
-            "taints" => (has("taints"), "its devices have no taints"),
+            "counters" => (
+                self.devices_have("consumesCounters"),
+                "its devices consume no counters",
+            ),
+            "taints" => (self.devices_have("taints"), "its devices have no taints"),
             "admin-access" => (
                 self.is_dra && self.knows_admin_access,
                 "it is not said to know admin access",
@@ -202,6 +191,19 @@ impl Facts {
         };
         (!holds).then_some(why)
     }
+
+    /// Says if a published device has a list of this name that is not empty.
+    fn devices_have(&self, field: &str) -> bool {
+        self.slices
+            .iter()
+            .filter_map(|slice| slice["spec"]["devices"].as_array())
+            .flatten()
+            .any(|device| {
+                device[field]
+                    .as_array()
+                    .is_some_and(|list| !list.is_empty())
+            })
+    }
 }
 
 #[cfg(test)]
@@ -209,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_condition_of_a_case_is_known() {
+    fn every_case_condition_is_known() {
         for case in crate::list::cases().unwrap() {
             for condition in case
                 .condition

@@ -1,4 +1,4 @@
-//! What a kubelet's device manager is to a device plugin: `kubelet.sock`, and calls of the plugin.
+//! The device manager of a kubelet as a device plugin sees it: `kubelet.sock`, and calls of the plugin.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use crate::wire::Log;
 
-/// Of a connection to a socket that is to be there.
+/// Deadline for connecting to a socket that has to exist.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(1);
 
 const SOCKET: &str = "kubelet.sock";

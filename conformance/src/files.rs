@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 
-/// Of a file that a driver wrote.
+/// Maximum size of a file that a driver wrote.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The containerEdits of each CDI device by its qualified name.
@@ -107,12 +107,7 @@ pub(crate) fn empty(directory: &Path) -> Result<()> {
 /// Sets by modes whether the owner may write in a directory, its files and the directories below it.
 pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
     let mode = if is_writable { 0o700 } else { 0o500 };
-    let set = |path: &Path| {
-        let permissions = Permissions::from_mode(mode);
-        std::fs::set_permissions(path, permissions)
-            .with_context(|| format!("change the mode of {}", path.display()))
-    };
-    set(directory)?;
+    set_mode(directory, mode)?;
     for entry in
         std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?
     {
@@ -121,13 +116,19 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
         if kind.is_dir() {
             set_writable(&path, is_writable)?;
         } else if kind.is_file() {
-            set(&path)?;
+            set_mode(&path, mode)?;
         }
     }
     Ok(())
 }
 
-/// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
+    let permissions = Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions)
+        .with_context(|| format!("change the mode of {}", path.display()))
+}
+
+/// Makes a directory and its parents that only this user can write, regardless of the umask: the daemon refuses others.
 pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_are_set_below_a_directory_and_not_behind_links() {
+    fn modes_are_set_without_following_links() {
         let [directory, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [inner, outer] = [directory.path().join("a/b"), other.path().join("c")];
         std::fs::create_dir(directory.path().join("a")).unwrap();

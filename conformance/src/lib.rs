@@ -23,7 +23,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 pub use list::{Case, CaseError, Level, cases};
-pub use report::{Outcome, Report, Verdict};
+pub use report::{CaseResult, Outcome, Report};
 
 use test_node::TestNode;
 
@@ -44,7 +44,7 @@ pub enum Target {
 pub struct Running {
     /// A kubelet's directory: `plugins_registry`, with the driver's registration sockets, is below it.
     pub kubelet: PathBuf,
-    /// Where to write a kubeconfig for the API server that has the claims. A driver that reads claims is started after it is written.
+    /// Path of the kubeconfig to write for the API server that has the claims. A driver that reads claims is started after it is written.
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ pub struct Program {
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-/// What `{NAME}` in a command stands for.
+/// Names that a command may contain as `{NAME}`, and the meaning of each.
 pub const PLACEHOLDERS: [(&str, &str); 12] = [
     ("root", "a directory below which everything is"),
     ("kubelet", "the kubelet's directory"),
@@ -100,7 +100,7 @@ impl Program {
             if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
                 let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
                 bail!(
-                    "{{{name}}} stands for nothing: the command may have {{{}}}",
+                    "{{{name}}} is no placeholder: the command may have {{{}}}",
                     known.join("}, {")
                 );
             }
@@ -121,13 +121,15 @@ fn placeholders(word: &str) -> impl Iterator<Item = &str> {
         .split('{')
         .skip(1)
         .filter_map(|part| part.split_once('}'));
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    in_braces
-        .map(|(name, _)| name)
-        .filter(move |name| !name.is_empty() && name.bytes().all(is_name))
+    in_braces.map(|(name, _)| name).filter(move |name| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+    })
 }
 
-/// What is run, and how.
+/// The driver to run and the options of the run.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub target: Target,
@@ -139,11 +141,11 @@ pub struct Options {
     pub parameters: Option<Value>,
     /// The driver says that it knows claims with admin access.
     pub admin_access: bool,
-    /// Until a driver has registered.
+    /// Time for a driver to register.
     pub start_timeout: Duration,
-    /// Of each call.
+    /// Deadline of each call.
     pub call_timeout: Duration,
-    /// Until the slices of a driver are there.
+    /// Time for a driver to publish its slices.
     pub slices_timeout: Duration,
     /// IDs of cases, or levels; empty: all.
     pub only: Vec<String>,
@@ -172,7 +174,7 @@ impl Options {
 ///
 /// The list of cases and their code do not agree, `only` names no case, or this machine has no room for a driver: a directory or a socket
 /// cannot be made. What the driver does wrong is in the report.
-pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Result<Report> {
+pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report> {
     let list = cases().context("the list of cases")?;
     let code = cases::all();
     list::check(&list, code.iter().map(|(id, _)| *id))?;
@@ -217,7 +219,7 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
                 (outcome, messages)
             }
         };
-        let verdict = Verdict {
+        let verdict = CaseResult {
             case: case.clone(),
             outcome,
             took: began.elapsed(),
@@ -229,7 +231,7 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
     Ok(report)
 }
 
-/// Where each case gets its node from.
+/// The source of each case's node.
 struct Nodes<'a> {
     options: &'a Options,
     /// That of a driver that runs already: it knows the API server that it was started with.
@@ -257,7 +259,10 @@ impl<'a> Nodes<'a> {
         }
         let node = TestNode::new(self.options).await?;
         for kept in node.kept_paths() {
-            move_path(&self.kept.path().join(kept), &node.root().join(kept))?;
+            move_path(
+                &self.kept.path().join(kept),
+                &node.directories.root().join(kept),
+            )?;
         }
         Ok(node)
     }
@@ -271,7 +276,10 @@ impl<'a> Nodes<'a> {
             Target::Program(_) => {
                 node.kill().await;
                 for kept in node.kept_paths() {
-                    move_path(&node.root().join(kept), &self.kept.path().join(kept))?;
+                    move_path(
+                        &node.directories.root().join(kept),
+                        &self.kept.path().join(kept),
+                    )?;
                 }
             }
         }
@@ -289,14 +297,17 @@ fn move_path(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 
-/// Whether a case is named, or needed by one that is.
+/// Returns whether a case is named, or needed by one that is.
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
-    let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
     only.is_empty()
-        || is_named(case)
+        || is_named(case, only)
         || list
             .iter()
-            .any(|other| is_named(other) && other.needs(case, list))
+            .any(|other| is_named(other, only) && other.needs(case, list))
+}
+
+fn is_named(case: &Case, only: &[String]) -> bool {
+    only.iter().any(|only| case.is_named(only))
 }
 
 #[cfg(test)]
@@ -304,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_braces_are_placeholders_and_json_is_none() {
+    fn braced_names_are_placeholders_unlike_json() {
         let found = |word| placeholders(word).collect::<Vec<_>>();
         assert_eq!(
             found("--a={state}/b/{device-plugins}"),

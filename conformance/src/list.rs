@@ -37,22 +37,22 @@ impl Level {
 pub struct Case {
     /// `LEVEL.NAME`
     pub id: String,
-    /// What is true of a driver that passes.
+    /// A statement that is true of a driver that passes.
     pub sentence: String,
     /// The steps and the outcome, as far as the sentence does not say them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expect: Option<String>,
-    /// Where the rule comes from.
+    /// The source of the rule.
     pub source: String,
     /// Cases without which it says nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub after: Vec<String>,
-    /// What a driver has to have, names with `+` between them.
+    /// Features that a driver must have for the case to apply: names joined by `+`.
     #[serde(default, rename = "if", skip_serializing_if = "Option::is_none")]
     pub condition: Option<String>,
 }
 
-/// What is wrong with a list of cases.
+/// A defect of a list of cases.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CaseError(String);
 
@@ -74,7 +74,7 @@ impl Case {
             .map(|(_, level)| *level)
     }
 
-    /// Whether a user means it by this ID or level.
+    /// Returns whether a name is this case's ID or level.
     pub fn is_named(&self, name: &str) -> bool {
         self.id == name
             || self
@@ -83,7 +83,7 @@ impl Case {
                 .is_some_and(|(level, _)| level == name)
     }
 
-    /// Whether it says nothing without another case.
+    /// Returns whether this case has no meaning without another case.
     pub(crate) fn needs(&self, other: &Case, list: &[Case]) -> bool {
         self.after.iter().any(|id| {
             *id == other.id
@@ -155,7 +155,7 @@ mod tests {
     const CASE: &str = "- id: wire.a\n  sentence: A.\n  source: B\n";
 
     #[test]
-    fn each_case_has_code_and_all_code_a_case() {
+    fn cases_and_their_code_match() {
         let list = cases().unwrap();
         check(&list, crate::cases::all().iter().map(|(id, _)| *id)).unwrap();
         assert!(
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_mistake_is_refused() {
+    fn list_with_a_mistake_is_refused() {
         assert_eq!(parse(CASE).unwrap().len(), 1);
         for (text, why) in [
             (format!("{CASE}{CASE}"), "wire.a: it is there twice"),

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_has_the_boot_id_of_a_file_and_a_path_that_is_not_there_is_an_error() {
+    async fn boot_id_file_replaces_real_one() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("boot-id");
         assert!(boot_id(&file).await.is_err());

@@ -11,11 +11,11 @@ use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 
-/// Of a driver's output the end is kept.
+/// Size of the end of a driver's output that is kept.
 const OUTPUT_BYTES: usize = 16 << 10;
-/// Until what a process printed is read after its end.
+/// Time for reading the remaining output of a process after its end.
 const DRAIN: Duration = Duration::from_millis(500);
-/// What is read at once.
+/// Size of one read.
 const READ_BYTES: usize = 8 << 10;
 
 /// Groups of the processes that are to live.
@@ -90,7 +90,7 @@ impl Process {
         })
     }
 
-    /// How it ended, if it did. Then all that it printed is read.
+    /// Returns the exit status of the process if it has ended, after reading all its output.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.child.try_wait().ok().flatten()?;
         // What it has left behind may hold its output open.
@@ -132,21 +132,19 @@ impl Process {
     /// Resident memory in bytes and open files, of it, of its group and of what left the group; `None`: they cannot be read.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let (own, group) = (rustix::process::getpid(), rustix::process::getpgrp());
-        let is_of_driver =
-            |stat: &Stat| stat.group == self.pid || (stat.parent == own && stat.group != group);
         let mut usage = Usage::default();
-        let pids = processes(is_of_driver);
+        let pids =
+            processes(|stat| stat.group == self.pid || (stat.parent == own && stat.group != group));
         for pid in &pids {
-            let read = |file: &str| {
-                std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()))
-            };
-            let status = read("status").ok()?;
+            // no error: a process that has just ended has no numbers, and the caller says so
+            let status =
+                std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
             let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
             // One that has ended and was not waited for has none.
             let resident =
                 resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
             usage.memory += resident.unwrap_or_default() << 10;
-            // no error: a process that has just ended has no numbers, and the caller says so
+            // no error: the same
             usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
                 .ok()?
                 .count();
@@ -169,7 +167,7 @@ impl Drop for Process {
     }
 }
 
-/// How a process ended, in words.
+/// Describes the end of a process in words.
 pub(crate) fn end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with exit code {code}"),
@@ -182,14 +180,13 @@ pub(crate) fn end(status: ExitStatus) -> String {
 fn kill_orphans() {
     let own = rustix::process::getpid();
     let group = rustix::process::getpgrp();
-    let is_left = |stat: &Stat| {
-        stat.parent == own
-            && stat.group != group
-            && !live().contains(&stat.group.as_raw_nonzero().get())
-    };
     // One that is killed leaves its own children to this process.
     for _ in 0..8 {
-        let left = processes(is_left);
+        let left = processes(|stat| {
+            stat.parent == own
+                && stat.group != group
+                && !live().contains(&stat.group.as_raw_nonzero().get())
+        });
         if left.is_empty() {
             return;
         }
@@ -208,9 +205,8 @@ struct Stat {
 fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
     // no error: every Linux has it, and processes end while it is listed
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pid = |entry: std::fs::DirEntry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?);
     entries
-        .filter_map(pid)
+        .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
         .filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat)))
         .collect()
 }
@@ -219,11 +215,11 @@ fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
 fn stat(pid: Pid) -> Option<Stat> {
     // no error: the process has ended
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
-    let mut field = || Pid::from_raw(fields.next()?.parse().ok()?);
+    let fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
+    let mut ids = fields.map_while(|field| Pid::from_raw(field.parse().ok()?));
     Some(Stat {
-        parent: field()?,
-        group: field()?,
+        parent: ids.next()?,
+        group: ids.next()?,
     })
 }
 
@@ -258,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_driver_began_ends_with_it_also_in_another_session() {
+    async fn descendants_in_other_sessions_are_killed() {
         let _alone = ALONE.lock().await;
         let (process, output) = shell("setsid sh -c 'echo $$; exec sleep 600' & sleep 600");
         let pid = pid_in(&output).await;
@@ -268,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_driver_that_ignores_sigterm_is_killed_and_that_is_an_error() {
+    async fn driver_ignoring_sigterm_is_killed() {
         let _alone = ALONE.lock().await;
         let (process, output) = shell("trap '' TERM; echo $$; while true; do sleep 600; done");
         let pid = pid_in(&output).await;
@@ -282,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_megabytes_of_output_the_end_is_kept() {
+    async fn end_of_long_output_is_kept() {
         let _alone = ALONE.lock().await;
         let (mut process, output) = shell("head -c 4000000 /dev/zero | tr '\\0' x; echo end");
         while process.ended().await.is_none() || !output.text().ends_with("end\n") {

@@ -1,4 +1,4 @@
-//! What slices publish.
+//! The contents of ResourceSlices.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(crate) struct DeviceId {
     pub(crate) name: String,
 }
 
-/// Whether each pool has as many slices of its newest generation as it says, and there is one.
+/// Returns whether there is a pool, and each pool has as many slices of its newest generation as it declares.
 pub(crate) fn is_complete(slices: &[Value]) -> bool {
     let mut pools: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
     for slice in slices {
@@ -21,20 +21,21 @@ pub(crate) fn is_complete(slices: &[Value]) -> bool {
             .or_default()
             .push(pool);
     }
-    let complete = |pools: &Vec<&Value>| {
-        let newest = pools
-            .iter()
-            .filter_map(|pool| pool["generation"].as_i64())
-            .max();
-        let of_newest: Vec<_> = pools
-            .iter()
-            .filter(|pool| pool["generation"].as_i64() == newest)
-            .collect();
-        of_newest
-            .iter()
-            .all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
-    };
-    !slices.is_empty() && pools.values().all(complete)
+    !slices.is_empty() && pools.values().all(|pools| is_pool_complete(pools))
+}
+
+fn is_pool_complete(pools: &[&Value]) -> bool {
+    let newest = pools
+        .iter()
+        .filter_map(|pool| pool["generation"].as_i64())
+        .max();
+    let of_newest: Vec<_> = pools
+        .iter()
+        .filter(|pool| pool["generation"].as_i64() == newest)
+        .collect();
+    of_newest
+        .iter()
+        .all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
 }
 
 /// The devices of slices without a taint of their own, those that consume no counters first.
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_is_complete_with_all_slices_of_its_newest_generation() {
+    fn complete_pool_has_all_newest_slices() {
         let slice = |pool: &str, generation: i64, count: u64| json!({ "spec": { "pool": { "name": pool, "generation": generation, "resourceSliceCount": count } } });
         for (slices, expected) in [
             (vec![], false),
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_without_taints_are_taken_and_those_that_share_come_last() {
+    fn tainted_devices_are_skipped_sharing_last() {
         let devices = json!([
             { "name": "part", "consumesCounters": [{ "counterSet": "gpu", "counters": {} }] },
             { "name": "sick", "taints": [{ "key": "x", "effect": "NoSchedule" }] },

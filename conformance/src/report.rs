@@ -1,4 +1,4 @@
-//! What came of the cases.
+//! Results of the cases.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::list::Case;
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", content = "reason", rename_all = "kebab-case")]
 pub enum Outcome {
@@ -20,14 +20,14 @@ pub enum Outcome {
 
 /// A case with its outcome.
 #[derive(Debug, Clone, Serialize)]
-pub struct Verdict {
+pub struct CaseResult {
     #[serde(flatten)]
     pub case: Case,
     #[serde(flatten)]
     pub outcome: Outcome,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
-    /// Of a case that failed: what was exchanged with the driver, in order, and the end of its output.
+    /// Messages exchanged with the driver in a failed case, in order, and the end of its output.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<String>,
 }
@@ -39,7 +39,7 @@ fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Err
 /// The verdicts, in the order of the list.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<CaseResult>,
 }
 
 impl Report {
@@ -52,7 +52,7 @@ impl Report {
         failed.map(|verdict| verdict.case.id.as_str()).collect()
     }
 
-    /// How many passed, failed, and are not declared.
+    /// Returns the numbers of cases that passed, failed and are not declared.
     pub fn counts(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         for verdict in &self.verdicts {
@@ -68,11 +68,10 @@ impl Report {
 
     /// Why a case says nothing: one that it needs did not pass.
     pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
-        let verdict = |id: &String| self.verdicts.iter().find(|verdict| verdict.case.id == *id);
         let before = case
             .after
             .iter()
-            .filter_map(verdict)
+            .filter_map(|id| self.verdicts.iter().find(|verdict| verdict.case.id == *id))
             .find(|verdict| verdict.outcome != Outcome::Passed)?;
         Some(Outcome::NotDeclared(format!(
             "not run: it needs {}",
@@ -102,7 +101,7 @@ impl Report {
     }
 }
 
-impl Verdict {
+impl CaseResult {
     fn junit(&self) -> TestCase {
         let status = match &self.outcome {
             Outcome::Passed => TestCaseStatus::success(),
@@ -129,7 +128,7 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    fn verdict(id: &str, after: &[&str], outcome: Outcome) -> Verdict {
+    fn verdict(id: &str, after: &[&str], outcome: Outcome) -> CaseResult {
         let case = Case {
             id: id.to_owned(),
             sentence: "It is so.".to_owned(),
@@ -138,7 +137,7 @@ mod tests {
             after: after.iter().map(ToString::to_string).collect(),
             condition: None,
         };
-        Verdict {
+        CaseResult {
             case,
             outcome,
             took: Duration::from_millis(1500),
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_is_no_pass_and_a_failure_has_its_messages() {
+    fn report_separates_skips_and_explains_failures() {
         let verdicts = vec![
             verdict("wire.a", &[], Outcome::Passed),
             verdict("wire.b", &[], Outcome::Failed("no & yes".to_owned())),

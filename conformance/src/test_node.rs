@@ -1,4 +1,4 @@
-//! What a driver is started in: directories, an API server, and the directory of a kubelet.
+//! The environment of a driver: directories, an API server, and the directory of a kubelet.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -29,20 +29,20 @@ pub(crate) const NODE: &str = "node-1";
 pub(crate) const NAMESPACE: &str = "default";
 pub(crate) const REQUEST: &str = "device";
 
-/// Between looks at what a driver does by itself.
+/// Time between two checks of a driver's own activity.
 const LOOK: Duration = Duration::from_millis(20);
 /// A driver that has written no slice for so long has published what it has.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Of GetInfo, as a kubelet has it, and of the notification.
+/// Deadline of GetInfo, as in a kubelet, and deadline of the notification.
 const GET_INFO: Duration = Duration::from_secs(1);
 const NOTIFY: Duration = Duration::from_secs(5);
-/// Of the requests to the API server, the last are shown.
+/// Number of last requests to the API server that are shown.
 const REQUESTS_SHOWN: usize = 40;
-/// Of the driver's output, the last lines are shown.
+/// Number of last lines of the driver's output that are shown.
 const LINES_SHOWN: usize = 100;
-/// Of the unprepares of all claims of a case, after it.
+/// Deadline for unpreparing all claims of a case after it.
 const RELEASE: Duration = Duration::from_secs(60);
-/// Until a driver has ended after SIGTERM.
+/// Time for a driver to end after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
 /// The driver, as it registered.
@@ -52,7 +52,7 @@ pub(crate) struct Plugin {
     pub(crate) services: Vec<String>,
     pub(crate) socket: PathBuf,
     pub(crate) client: Client,
-    /// Whether it took the notification of its registration.
+    /// The driver's response to the notification of its registration.
     pub(crate) notified: Result<(), String>,
 }
 
@@ -63,6 +63,55 @@ impl Plugin {
     }
 }
 
+/// The directories of a node, below a root of their own.
+#[derive(Debug)]
+pub(crate) struct Directories {
+    kubelet: PathBuf,
+    dir: TempDir,
+}
+
+impl Directories {
+    pub(crate) fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn registry(&self) -> PathBuf {
+        self.kubelet.join("plugins_registry")
+    }
+
+    fn plugins(&self) -> PathBuf {
+        self.kubelet.join("plugins")
+    }
+
+    pub(crate) fn cdi(&self) -> PathBuf {
+        self.root().join("var/run/cdi")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.root().join("var/lib/driver")
+    }
+
+    /// The containerEdits of each CDI device by its qualified name.
+    pub(crate) fn cdi_devices(&self) -> Result<BTreeMap<String, Value>> {
+        files::cdi_devices(&self.cdi())
+    }
+
+    /// Makes the directories that a kubelet and a container runtime have.
+    fn make(&self) -> Result<()> {
+        for path in [
+            self.registry(),
+            self.plugins(),
+            self.kubelet.join("device-plugins"),
+            self.kubelet.join("pod-resources"),
+            self.cdi(),
+            self.state(),
+        ] {
+            std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct TestNode {
     pub(crate) options: Options,
@@ -70,8 +119,7 @@ pub(crate) struct TestNode {
     pub(crate) log: Log,
     pub(crate) process: Option<Process>,
     pub(crate) registrations: Registrations,
-    kubelet: PathBuf,
-    dir: TempDir,
+    pub(crate) directories: Directories,
     output: Output,
     boot: usize,
     /// The words before the driver's command since the last reboot.
@@ -105,8 +153,7 @@ impl TestNode {
             log,
             process: None,
             registrations,
-            kubelet,
-            dir,
+            directories: Directories { kubelet, dir },
             output: Output::default(),
             boot: 0,
             in_boot: Vec::new(),
@@ -120,27 +167,17 @@ impl TestNode {
             ..
         }) = &options.target
         {
-            let written = node.api.kubeconfig(node.dir.path());
+            let written = node.api.kubeconfig(node.directories.root());
             let content = std::fs::read(written)?;
             let file =
                 std::fs::File::create_new(path).and_then(|mut file| file.write_all(&content));
             file.with_context(|| format!("write {}", path.display()))?;
         }
         if let Target::Program(program) = &options.target {
-            for path in [
-                node.registry(),
-                node.plugins(),
-                node.kubelet.join("device-plugins"),
-                node.kubelet.join("pod-resources"),
-                node.cdi(),
-                node.state(),
-            ] {
-                std::fs::create_dir_all(&path)
-                    .with_context(|| format!("make {}", path.display()))?;
-            }
-            node.api.kubeconfig(node.dir.path());
+            node.directories.make()?;
+            node.api.kubeconfig(node.directories.root());
             for (path, content) in &program.files {
-                let path = node.dir.path().join(path);
+                let path = node.directories.root().join(path);
                 files::make_directory(path.parent().unwrap_or(&path))?;
                 std::fs::write(&path, content)
                     .with_context(|| format!("write {}", path.display()))?;
@@ -150,34 +187,18 @@ impl TestNode {
         Ok(node)
     }
 
-    pub(crate) fn registry(&self) -> PathBuf {
-        self.kubelet.join("plugins_registry")
-    }
-
-    fn plugins(&self) -> PathBuf {
-        self.kubelet.join("plugins")
-    }
-
-    pub(crate) fn cdi(&self) -> PathBuf {
-        self.dir.path().join("var/run/cdi")
-    }
-
-    pub(crate) fn state(&self) -> PathBuf {
-        self.dir.path().join("var/lib/driver")
-    }
-
     fn value(&self, placeholder: &str) -> String {
-        let dir = self.dir.path();
+        let directories = &self.directories;
         let path = |path: PathBuf| path.display().to_string();
         match placeholder {
-            "root" => path(dir.to_owned()),
-            "kubelet" => path(self.kubelet.clone()),
-            "plugins" => path(self.plugins()),
-            "registry" => path(self.registry()),
-            "device-plugins" => path(self.kubelet.join("device-plugins")),
-            "cdi" => path(self.cdi()),
-            "state" => path(self.state()),
-            "kubeconfig" => path(dir.join("kubeconfig")),
+            "root" => path(directories.root().to_owned()),
+            "kubelet" => path(directories.kubelet.clone()),
+            "plugins" => path(self.directories.plugins()),
+            "registry" => path(self.directories.registry()),
+            "device-plugins" => path(directories.kubelet.join("device-plugins")),
+            "cdi" => path(self.directories.cdi()),
+            "state" => path(self.directories.state()),
+            "kubeconfig" => path(directories.root().join("kubeconfig")),
             "api" => self.api.url(),
             "node" => NODE.to_owned(),
             "boot" => format!("00000000-0000-4000-8000-{:012}", self.boot),
@@ -221,10 +242,10 @@ impl TestNode {
     pub(crate) async fn start_read_only(&mut self) -> Result<Option<String>> {
         if !rustix::process::geteuid().is_root() {
             self.is_read_only = true;
-            files::set_writable(&self.state(), false)?;
+            files::set_writable(&self.directories.state(), false)?;
             return self.start().map(|()| None);
         }
-        match mounts::read_only(&self.state()).await {
+        match mounts::read_only(&self.directories.state()).await {
             Ok(wrapper) => self.start_in(&wrapper).map(|()| None),
             Err(why) => Ok(Some(format!(
                 "root may not make a directory read-only here: {why}"
@@ -234,7 +255,7 @@ impl TestNode {
 
     /// Ends what [`TestNode::start_read_only`] did to the state directory.
     pub(crate) fn make_writable(&mut self) -> Result<()> {
-        files::set_writable(&self.state(), true)?;
+        files::set_writable(&self.directories.state(), true)?;
         self.is_read_only = false;
         Ok(())
     }
@@ -297,11 +318,11 @@ impl TestNode {
         self.boot += 1;
         self.log
             .add(format!("reboot, the boot ID is now {}", self.value("boot")));
-        empty(&self.cdi())?;
+        empty(&self.directories.cdi())?;
         if self.program()?.names("boot") {
             return Ok(None);
         }
-        let file = self.dir.path().join("boot-id");
+        let file = self.directories.root().join("boot-id");
         std::fs::write(&file, format!("{}\n", self.value("boot"))).context("write a boot ID")?;
         match mounts::boot_id(&file).await {
             Ok(wrapper) => self.in_boot = wrapper,
@@ -341,7 +362,7 @@ impl TestNode {
     /// The first socket that answers GetInfo as a DRA driver, now.
     pub(crate) async fn look_for_info(&mut self) -> Result<(PathBuf, PluginInfo)> {
         let mut why = self.no_socket();
-        for socket in sockets(&self.registry()) {
+        for socket in sockets(&self.directories.registry()) {
             match self.info(&socket).await {
                 Ok((_, info)) => return Ok((socket, info)),
                 Err(error) => why = error.context(socket.display().to_string()),
@@ -351,7 +372,10 @@ impl TestNode {
     }
 
     fn no_socket(&self) -> anyhow::Error {
-        anyhow!("there is no socket in {}", self.registry().display())
+        anyhow!(
+            "there is no socket in {}",
+            self.directories.registry().display()
+        )
     }
 
     /// Waits until a device plugin has registered and listens.
@@ -374,7 +398,7 @@ impl TestNode {
     /// Registers what is at one of the sockets now.
     pub(crate) async fn look_for(&mut self, before: Option<&Path>) -> Result<Plugin> {
         let mut why = self.no_socket();
-        for socket in sockets(&self.registry())
+        for socket in sockets(&self.directories.registry())
             .into_iter()
             .filter(|socket| Some(socket.as_path()) != before)
         {
@@ -585,18 +609,9 @@ impl TestNode {
             .delete("resourceclaims", &claim.namespace, &claim.name);
     }
 
-    /// The containerEdits of each CDI device by its qualified name.
-    pub(crate) fn cdi_devices(&self) -> Result<BTreeMap<String, Value>> {
-        files::cdi_devices(&self.cdi())
-    }
-
-    /// What the next case gets of the program's files, below the root.
+    /// Returns the paths below the root that the program keeps for the next case.
     pub(crate) fn kept_paths(&self) -> &[PathBuf] {
         self.program().map_or(&[], |program| &program.kept)
-    }
-
-    pub(crate) fn root(&self) -> &Path {
-        self.dir.path()
     }
 
     /// Unprepares the claims of a case with a driver that lives on, as far as time allows, and forgets what was exchanged.
@@ -615,7 +630,7 @@ impl TestNode {
         self.log.take();
     }
 
-    /// What was exchanged since the last time, and the end of the driver's output.
+    /// Returns the messages exchanged since the last call, and the end of the driver's output.
     pub(crate) fn messages(&self) -> Vec<String> {
         let mut lines = self.log.take();
         let requests = self.api.requests();

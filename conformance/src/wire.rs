@@ -11,13 +11,13 @@ use nodedock_stand_ins::kubelet::{ClaimRef, authority};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-/// Of a log the first lines are kept, and of a line the first bytes.
+/// Number of first lines of a log that are kept, and number of first bytes of each line.
 const LINES_MAX: usize = 400;
 const LINE_BYTES: usize = 2 << 10;
 
 pub(crate) use v1::Device;
 
-/// What was exchanged with a driver, in order.
+/// The messages exchanged with a driver, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -68,14 +68,14 @@ impl Version {
 
 /// The entries of an answer in the order of the wire: the claim's UID, and its devices or its error.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer(pub(crate) Vec<(String, Result<Vec<Device>, String>)>);
+pub(crate) struct ClaimEntries(pub(crate) Vec<(String, Result<Vec<Device>, String>)>);
 
-impl Answer {
-    /// What it says of a claim.
+impl ClaimEntries {
+    /// Returns the devices of a claim.
     ///
     /// # Errors
     ///
-    /// It has no entry for the claim, several, or one with an error.
+    /// The answer has no entry for the claim, several, or one with an error.
     pub(crate) fn of(&self, claim: &ClaimRef) -> Result<Vec<Device>> {
         let mut entries = self.0.iter().filter(|(uid, _)| *uid == claim.uid);
         let (name, uid) = (&claim.name, &claim.uid);
@@ -88,21 +88,18 @@ impl Answer {
     }
 }
 
-/// In an order that does not depend on the driver's.
+/// Sorts devices, so that their order does not depend on the driver.
 fn sorted(mut devices: Vec<Device>) -> Vec<Device> {
     for device in &mut devices {
         device.cdi_device_ids.sort();
         device.request_names.sort();
     }
-    devices.sort_by(|a, b| {
-        let key = |device: &Device| {
-            (
-                device.pool_name.clone(),
-                device.device_name.clone(),
-                device.share_id.clone(),
-            )
-        };
-        key(a).cmp(&key(b))
+    devices.sort_by_key(|device| {
+        (
+            device.pool_name.clone(),
+            device.device_name.clone(),
+            device.share_id.clone(),
+        )
     });
     devices
 }
@@ -158,7 +155,7 @@ macro_rules! unprepared {
                 outcome(Vec::new(), one.value.unwrap_or_default().error),
             )
         });
-        Answer(one.collect())
+        ClaimEntries(one.collect())
     }};
 }
 
@@ -214,7 +211,7 @@ impl Client {
         })
     }
 
-    /// Whose calls are in no log.
+    /// Returns a client whose calls are not logged.
     pub(crate) fn quiet(&self) -> Self {
         Self {
             log: Log::default(),
@@ -222,7 +219,7 @@ impl Client {
         }
     }
 
-    /// With another deadline for its calls.
+    /// Returns a client with another deadline for its calls.
     pub(crate) fn within(&self, timeout: Duration) -> Self {
         Self {
             timeout,
@@ -251,7 +248,7 @@ impl Client {
         &self,
         version: Version,
         claims: &[ClaimRef],
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let call = async {
             match version {
                 Version::V1 => {
@@ -283,7 +280,7 @@ impl Client {
         &self,
         version: Version,
         claims: &[ClaimRef],
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let call = async {
             match version {
                 Version::V1 => {
@@ -319,7 +316,7 @@ impl Client {
         &self,
         version: Version,
         claim: &ClaimRef,
-    ) -> Result<Answer, Status> {
+    ) -> Result<ClaimEntries, Status> {
         let later = "later".to_owned();
         let ClaimRef {
             namespace,
@@ -408,8 +405,8 @@ impl Client {
         &self,
         what: &str,
         claims: &[ClaimRef],
-        call: impl Future<Output = Result<Answer, Status>>,
-    ) -> Result<Answer, Status> {
+        call: impl Future<Output = Result<ClaimEntries, Status>>,
+    ) -> Result<ClaimEntries, Status> {
         let named: Vec<_> = claims
             .iter()
             .map(|claim| format!("{}/{} {}", claim.namespace, claim.name, claim.uid))
@@ -429,15 +426,15 @@ impl Client {
     }
 }
 
-fn prepared(answer: v1::NodePrepareResourcesResponse) -> Answer {
+fn prepared(answer: v1::NodePrepareResourcesResponse) -> ClaimEntries {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
         (entry.key, outcome(one.devices, one.error))
     });
-    Answer(entries.collect())
+    ClaimEntries(entries.collect())
 }
 
-fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
+fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> ClaimEntries {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
         (
@@ -445,7 +442,7 @@ fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
             outcome(one.devices.into_iter().map(newer).collect(), one.error),
         )
     });
-    Answer(entries.collect())
+    ClaimEntries(entries.collect())
 }
 
 /// A call that has no answer.

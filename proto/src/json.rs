@@ -1,4 +1,4 @@
-//! How the command line's JSON and YAML differ from the messages of the node API. `build.rs` names the function of each field.
+//! Differences between the command line's JSON and YAML and the messages of the node API. `build.rs` names the function of each field.
 
 use serde::{Serialize, Serializer};
 
@@ -36,7 +36,7 @@ pub(crate) fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// Whether a driver's file was not judged at all.
+/// Returns whether a driver's file was not judged at all.
 pub(crate) fn is_unchecked(trust: &Option<DriverTrust>) -> bool {
     trust.as_ref().is_none_or(|trust| trust.mode == "off")
 }

@@ -129,8 +129,8 @@ mod claim_map {
         };
         ($answer:ident, $one:ident, $entries:ident) => {
             impl $answer {
-                /// By claim UID. Of two entries for one UID the later one counts; a value that is missing on
-                /// the wire is empty.
+                /// Returns the results by claim UID. Of two entries for one UID the later one counts; a value that is missing on the wire
+                /// is empty.
                 pub fn into_claims(self) -> ::std::collections::BTreeMap<String, $one> {
                     self.claims
                         .into_iter()
@@ -139,7 +139,7 @@ mod claim_map {
                 }
             }
 
-            /// From claim UIDs and their answers; an empty answer is written too.
+            /// Conversion from claim UIDs and their answers; an empty answer is written too.
             impl FromIterator<(String, $one)> for $answer {
                 fn from_iter<I: IntoIterator<Item = (String, $one)>>(claims: I) -> Self {
                     let entry = |(key, value)| $entries::ClaimsEntry {

@@ -171,13 +171,13 @@ fn message(pool: &DescriptorPool, name: &str) -> MessageDescriptor {
 }
 
 #[test]
-fn every_api_of_the_vectors_is_ours() {
+fn every_vector_api_is_ours() {
     let ours: BTreeSet<_> = apis().into_iter().map(|(api, ..)| api.to_owned()).collect();
     assert_eq!(ours, vectors().into_keys().collect());
 }
 
 #[test]
-fn services_have_the_kubelets_paths_and_types() {
+fn services_match_kubelet_paths_and_types() {
     let (pool, vectors) = (descriptors(), vectors());
     for (name, path, _) in apis() {
         let (file, api) = (file(&pool, path), &vectors[name]);
@@ -199,7 +199,7 @@ fn sorted(methods: &[Method]) -> Vec<&Method> {
 }
 
 #[test]
-fn generated_servers_answer_under_the_kubelets_service_names() {
+fn generated_servers_use_kubelet_service_names() {
     use kubelet::{device_plugin, dra, dra_health, pod_resources, registration};
     let names = [
         registration::registration_server::SERVICE_NAME,
@@ -227,7 +227,7 @@ fn generated_servers_answer_under_the_kubelets_service_names() {
 }
 
 #[test]
-fn every_message_of_ours_has_a_vector_and_the_reverse() {
+fn every_message_has_a_vector() {
     let (pool, vectors) = (descriptors(), vectors());
     for (name, path, types) in apis() {
         let with_vector: BTreeSet<_> = vectors[name]
@@ -249,7 +249,7 @@ fn every_message_of_ours_has_a_vector_and_the_reverse() {
 }
 
 #[test]
-fn bytes_mean_the_values_that_the_kubelet_means() {
+fn decoded_vectors_have_kubelet_values() {
     let (pool, vectors) = (descriptors(), vectors());
     for vector in vectors.values().flat_map(|api| &api.messages) {
         let decoded =
@@ -260,7 +260,7 @@ fn bytes_mean_the_values_that_the_kubelet_means() {
 }
 
 #[test]
-fn generated_types_give_the_same_bytes_again() {
+fn generated_types_round_trip_bytes() {
     let vectors = vectors();
     for (name, _, types) in apis() {
         for vector in &vectors[name].messages {
@@ -294,7 +294,7 @@ fn cut_bytes_are_an_error() {
 
 /// Kubernetes 1.37 made v1 of the health service from the messages of v1alpha1.
 #[test]
-fn health_v1_is_health_v1alpha1_under_another_name() {
+fn health_v1_equals_v1alpha1() {
     use kubelet::dra_health::v1;
     let (pool, vectors, types) = (descriptors(), vectors(), dra_health_types!(v1));
     let alpha = &vectors["dra-health-v1alpha1"];
@@ -323,7 +323,7 @@ fn health_v1_is_health_v1alpha1_under_another_name() {
 
 /// The vectors are of 1.36, which has no resources of pods as a whole.
 #[test]
-fn pod_level_resources_of_1_37_are_read() {
+fn pod_level_resources_are_decoded() {
     use kubelet::pod_resources::v1::{ContainerMemory, PodResources};
     let bytes = hex::decode("0a0170220203072a070a016d10808020").unwrap();
     let memory = ContainerMemory {
@@ -343,7 +343,7 @@ fn pod_level_resources_of_1_37_are_read() {
 
 /// Kubelets built with gogo/protobuf hold a nil for a map entry without a value, and once dereferenced it.
 #[test]
-fn an_empty_answer_for_a_claim_is_on_the_wire() {
+fn empty_claim_answer_is_encoded() {
     use kubelet::dra::{v1, v1beta1};
     let entry = "0a060a0275311200";
     let claims = || {
@@ -368,7 +368,7 @@ fn an_empty_answer_for_a_claim_is_on_the_wire() {
 }
 
 #[test]
-fn a_missing_answer_for_a_claim_is_an_empty_one_and_the_later_of_two_counts() {
+fn missing_claim_answer_is_empty() {
     use kubelet::dra::v1::{NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse};
     let without_value = hex::decode("0a040a027531").unwrap();
     let claims = NodeUnprepareResourcesResponse::decode(&without_value[..])

@@ -23,7 +23,7 @@ async fn accepting_waits_for_file_descriptors() {
         },
     )
     .unwrap();
-    // The clock goes on by itself when nothing else does.
+    // The clock advances by itself when every task is idle.
     let waited = tokio::time::timeout(Duration::from_secs(10), incoming.next()).await;
     setrlimit(Resource::Nofile, before).unwrap();
     assert!(waited.is_err());

@@ -72,7 +72,7 @@ async fn connect(path: &Path) -> RegistrationClient<Channel> {
 }
 
 #[tokio::test]
-async fn tonic_talks_to_tonic_and_knows_the_peer() {
+async fn tonic_client_identifies_its_peer() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.sock");
     let listener = UnixListener::bind(&path).unwrap();

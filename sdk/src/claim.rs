@@ -160,8 +160,8 @@ pub struct Claim {
     pub reserved_for: Vec<Consumer>,
     /// Annotations that the host adds, such as facts about the pod.
     pub annotations: Vec<(String, String)>,
-    /// What the driver saved last with [`Progress::save`](crate::Progress::save) in a prepare of this claim that did not succeed; empty if
-    /// there is none.
+    /// Progress that the driver saved last with [`Progress::save`](crate::Progress::save) in a prepare of this claim that did not succeed;
+    /// empty if there is none.
     pub progress: Vec<u8>,
 }
 
@@ -306,7 +306,7 @@ impl Claim {
 pub struct ClaimRecord {
     /// The claim as it was prepared.
     pub claim: Claim,
-    /// Whether a prepare succeeded. If not, one runs now, waits for its turn, failed, or was interrupted.
+    /// True if a prepare succeeded. If not, one runs now, waits for its turn, failed, or was interrupted.
     pub prepared: bool,
     /// The [`Prepared::memo`](crate::Prepared::memo) of the last prepare that succeeded; empty if none did.
     pub memo: Vec<u8>,
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_claim_wins_over_the_class_in_whatever_order_they_come() {
+    fn claim_parameters_override_class_parameters() {
         let claim = claim()
             .with_parameters(ParametersSource::Claim, [], r#"{"mode": "claim"}"#)
             .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "class"}"#);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_for_a_request_covers_its_subrequests_and_no_other_request() {
+    fn request_config_covers_only_its_subrequests() {
         let claim = claim().with_parameters(ParametersSource::Claim, ["gpu"], r#"{"mode": "x"}"#);
         assert_eq!(claim.parse_parameters("gpu").unwrap(), parameters("x", 0));
         assert_eq!(
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_for_a_subrequest_does_not_cover_its_siblings() {
+    fn subrequest_config_does_not_cover_siblings() {
         let claim =
             claim().with_parameters(ParametersSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
         assert_eq!(
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn merged_parameters_keep_the_fields_of_the_class_that_the_claim_does_not_name() {
+    fn merge_keeps_unset_class_fields() {
         let claim = claim()
             .with_parameters(
                 ParametersSource::DeviceClass,
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_parameters_name_the_request_and_the_field() {
+    fn bad_parameters_name_request_and_field() {
         let claim = claim().with_parameters(ParametersSource::Claim, [], r#"{"moed": 1}"#);
         for problem in [
             claim.parse_parameters::<Parameters>("gpu").unwrap_err(),
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memo_comes_back_as_its_type_or_as_a_problem() {
+    fn memo_parses_or_is_a_problem() {
         let mut live = ClaimRecord::default();
         assert_eq!(live.memo::<Parameters>(), Ok(None));
         live.memo = br#"{"mode": "x", "depth": 1}"#.to_vec();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn consumed_amounts_are_found_by_the_name_of_the_capacity() {
+    fn consumed_amount_is_found_by_capacity() {
         let mut device = AllocatedDevice::new("gpu/small", "p", "d");
         device.consumed.push(Counter {
             name: "memory".into(),
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_parsed_and_what_is_none_is_a_problem_that_names_the_claim() {
+    fn invalid_progress_names_the_claim() {
         let with = |progress: &[u8]| Claim {
             progress: progress.to_vec(),
             ..Claim::new("n", "c", "u")

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_is_read_into_the_drivers_own_type() {
+    fn config_parses_into_driver_type() {
         let ctx = Context {
             config: r#"{"count": 3}"#.into(),
             ..Context::default()
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_config_is_refused_with_the_place_of_the_mistake() {
+    fn bad_config_names_the_position() {
         let ctx = Context {
             config: "{\n  \"count\": -1\n}".into(),
             ..Context::default()

@@ -208,7 +208,7 @@ pub struct NetDevice {
     pub container_interface: String,
 }
 
-/// When the runtime runs a hook (OCI runtime specification).
+/// The point in a container's life at which the runtime runs a hook (OCI runtime specification).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookStage {
     /// `prestart`, which the specification deprecates.
@@ -245,7 +245,7 @@ pub enum HookStage {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// When the runtime runs it.
+    /// The point in a container's life at which the runtime runs it.
     pub stage: HookStage,
     /// Path of the program; absolute.
     pub path: String,
@@ -264,7 +264,7 @@ pub struct IntelRdt {
     pub clos_id: Option<String>,
     /// Lines of the schemata.
     pub schemata: Vec<String>,
-    /// Whether the runtime creates a monitoring group.
+    /// True if the runtime creates a monitoring group.
     pub enable_monitoring: bool,
 }
 
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_alone_is_a_node_to_read_and_write() {
+    fn path_alone_is_read_write_node() {
         let edits = ContainerEdits::new()
             .device_node("/dev/fuse")
             .device_node(String::from("/dev/kvm"));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_bring_no_programs_and_no_nodes() {
+    fn mounts_are_nosuid_and_nodev() {
         assert_eq!(
             Mount::read_only("/a", "/b").options,
             ["ro", "nosuid", "nodev", "bind"]

@@ -5,11 +5,12 @@
 
 use std::str::FromStr;
 
+use crate::facts::{FileInfo, Level, NetInterface, NodeInfo, Page};
 #[cfg(not(target_family = "wasm"))]
-use crate::testing::FakeHost as Backend;
+use crate::fake_node::FakeNode as Backend;
 #[cfg(target_family = "wasm")]
 use crate::wasm::Imports as Backend;
-use crate::{ClaimRecord, NodeKind, Problem};
+use crate::{ClaimRecord, Problem};
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.
@@ -62,21 +63,6 @@ impl Host {
     pub fn progress(&self) -> Progress<'_> {
         Progress(&self.backend)
     }
-}
-
-/// Level of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Every step, for detailed analysis.
-    Trace,
-    /// Details for debugging.
-    Debug,
-    /// The effect of an operator's request.
-    Info,
-    /// A condition that resolves without an operator.
-    Warn,
-    /// A condition that needs an operator.
-    Error,
 }
 
 /// Writes lines to the host's log, under the driver's name. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
@@ -190,21 +176,21 @@ impl Sysfs<'_> {
         self.0.sysfs_glob(pattern)
     }
 
-    /// Like [`read`](Sysfs::read), with `None` for a file that does not exist or has no value now.
+    /// Reads a file as [`read`](Sysfs::read) does, with `None` for a file that does not exist or has no value now.
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found` and `no-value`: a read that failed is an error.
+    /// Those of `read`, except for `not-found` and `no-value`: a read that failed is an error.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
 
-    /// Like [`read_link`](Sysfs::read_link), with `None` for a link that does not exist, for what is no link, and for a link that leads
-    /// out of `/sys`: recorded machines have such, kernels do not.
+    /// Reads a link as [`read_link`](Sysfs::read_link) does, with `None` for a link that does not exist, for what is no link, and for a
+    /// link that leads out of `/sys`: recorded machines have such, kernels do not.
     ///
     /// # Errors
     ///
-    /// As for `read_link`, except for these, `not-found` and `no-value`.
+    /// Those of `read_link`, except for these, `not-found` and `no-value`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.read_link(path) {
             Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => {
@@ -214,11 +200,11 @@ impl Sysfs<'_> {
         }
     }
 
-    /// Like [`find`](Sysfs::find), parsed as `T`, such as a number; also `None` for content that does not parse.
+    /// Reads a file as [`find`](Sysfs::find) does, parsed as `T`, such as a number; also `None` for content that does not parse.
     ///
     /// # Errors
     ///
-    /// As for `find`.
+    /// Those of `find`.
     pub fn find_parsed<T: FromStr>(&self, path: &str) -> Result<Option<T>, Problem> {
         Ok(self.find(path)?.and_then(|text| text.trim().parse().ok()))
     }
@@ -240,27 +226,6 @@ fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
         Err(problem) if problem.is_absent() => Ok(None),
         Err(problem) => Err(problem),
     }
-}
-
-/// Metadata of a device node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeInfo {
-    /// Absolute path below `/dev`.
-    pub path: String,
-    /// Character or block device.
-    pub kind: NodeKind,
-    /// Major number.
-    pub major: u32,
-    /// Minor number.
-    pub minor: u32,
-    /// File mode.
-    pub mode: u32,
-    /// User ID of the owner.
-    pub uid: u32,
-    /// Group ID.
-    pub gid: u32,
-    /// Its directory in `/sys`, relative to `/sys`, if it has one.
-    pub sysfs_path: Option<String>,
 }
 
 /// Metadata of device nodes below `/dev`, granted by globs. The host never opens a node.
@@ -299,28 +264,6 @@ impl DeviceNodes<'_> {
     }
 }
 
-/// Kind of a file of the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileKind {
-    /// Regular file.
-    Regular,
-    /// Directory.
-    Directory,
-}
-
-/// Metadata of a file or directory of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileInfo {
-    /// Path as given.
-    pub path: String,
-    /// Path without links.
-    pub real_path: String,
-    /// Kind of the file.
-    pub kind: FileKind,
-    /// In bytes; 0 for files of `/proc`.
-    pub size: u64,
-}
-
 /// Files of the node outside `/sys` and `/dev`, granted by globs, within the host's ceiling: `/proc/driver`, `/usr/lib*`, `/opt` and a
 /// few more. Paths are absolute. Only files that root owns and everyone may read.
 ///
@@ -351,11 +294,11 @@ impl HostFiles<'_> {
         self.0.host_files_read(path)
     }
 
-    /// Like [`read`](HostFiles::read), with `None` for a file that does not exist.
+    /// Reads a file as [`read`](HostFiles::read) does, with `None` for a file that does not exist.
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found`.
+    /// Those of `read`, except for `not-found`.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
@@ -421,45 +364,6 @@ impl PciDriver<'_> {
     pub fn restore(&self, address: &str) -> Result<Vec<String>, Problem> {
         self.0.pci_driver_restore(address)
     }
-}
-
-/// Operational state of a network interface (RFC 2863).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OperationalState {
-    /// The interface does not report its state.
-    #[default]
-    Unknown,
-    /// A component is missing.
-    NotPresent,
-    /// Down.
-    Down,
-    /// An interface below it is down.
-    LowerLayerDown,
-    /// In a test mode.
-    Testing,
-    /// Waits for an event, such as authentication.
-    Dormant,
-    /// Up.
-    Up,
-}
-
-/// A network interface of the node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NetInterface {
-    /// Name of the interface.
-    pub name: String,
-    /// Index in the node's network namespace.
-    pub index: u32,
-    /// Hardware address; empty if it has none.
-    pub hardware_address: String,
-    /// In bytes.
-    pub mtu: u32,
-    /// Whether it is set up.
-    pub admin_up: bool,
-    /// Operational state.
-    pub state: OperationalState,
-    /// Directory of its device in `/sys`, relative to `/sys`; `None` for a virtual interface.
-    pub device_path: Option<String>,
 }
 
 /// Network interfaces of the node, granted by globs on their names.
@@ -541,17 +445,14 @@ impl PreparedClaims<'_> {
     }
 }
 
-/// A page of claims, and the UID after which the next page begins.
-pub(crate) type Page = (Vec<ClaimRecord>, Option<String>);
-
 fn pages(read: impl Fn(Option<&str>) -> Page) -> impl Iterator<Item = ClaimRecord> {
     let mut next = Some(None);
-    let page = move || {
+    std::iter::from_fn(move || {
         let (claims, after) = read(next.take()?.as_deref());
         next = after.map(Some);
         Some(claims)
-    };
-    std::iter::from_fn(page).flatten()
+    })
+    .flatten()
 }
 
 /// Progress in the middle of a prepare, for work that a crash would leave half done.

@@ -64,15 +64,15 @@ pub struct Attribute {
     pub value: AttributeValue,
 }
 
-/// Which amounts of a shared device's capacity a claim may request. Amounts are quantities such as `80Gi`, `500m`, `4`.
+/// Amounts of a shared device's capacity that a claim may request. Amounts are quantities such as `80Gi`, `500m`, `4`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CapacityChoice {
     /// Any amount up to the capacity.
     #[default]
     Any,
-    /// One of these.
+    /// One of these: at most 10, ascending, with the default amount among them.
     Values(Vec<String>),
-    /// An amount from `min` to `max`, in whole `step`s above `min`.
+    /// An amount from `min` to `max`, in whole `step`s above `min`. The default amount is one.
     Range {
         /// The smallest amount.
         min: String,
@@ -83,7 +83,7 @@ pub enum CapacityChoice {
     },
 }
 
-/// How requests consume a capacity of a device that allows several allocations.
+/// Rules for requests of a capacity of a device that allows several allocations.
 ///
 /// ```
 /// use nodedock_sdk::testing::bounds;
@@ -100,16 +100,16 @@ pub enum CapacityChoice {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityPolicy {
-    /// What a request without an amount consumes; `None` means the whole capacity.
+    /// Amount that a request without one consumes; `None` means the whole capacity. Values and a range need it.
     pub default_amount: Option<String>,
-    /// Which amounts a claim may request.
+    /// Amounts that a claim may request.
     pub choice: CapacityChoice,
 }
 
 /// A quantity that a device has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// As for attributes.
+    /// Name in the form of an attribute's name.
     pub name: String,
     /// Quantity in Kubernetes' notation: `80Gi`, `500m`, `4`.
     pub value: String,
@@ -163,7 +163,7 @@ pub struct Counter {
 pub struct CounterSet {
     /// Unique in its pool.
     pub name: String,
-    /// The counters of the set.
+    /// The counters of the set: 1 to 32.
     pub counters: Vec<Counter>,
 }
 
@@ -235,9 +235,9 @@ pub struct Device {
     pub capacities: Vec<Capacity>,
     /// Taints of the device; at most 16.
     pub taints: Vec<Taint>,
-    /// What it consumes of the pool's shared counters.
+    /// Amounts that it consumes of the pool's shared counters.
     pub consumes: Vec<CounterSet>,
-    /// Whether several claims may use it at once, each with a share.
+    /// True if several claims may use it at once, each with a share.
     pub allow_multiple_allocations: bool,
     /// Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes each. The host does not
     /// prepare two devices with a common identity at the same time, even if they belong to different drivers.
@@ -515,7 +515,7 @@ pub fn dns_label(text: &str) -> String {
     label
 }
 
-/// Like [`dns_label`], but always ending in a hash of the text: for a text whose plain label is in use.
+/// Returns a label as [`dns_label`] does, but always ending in a hash of the text: for a text whose plain label is in use.
 ///
 /// ```
 /// use nodedock_sdk::dns_label_hashed;
@@ -542,7 +542,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_take_the_kind_of_what_they_are_made_from() {
+    fn attribute_kind_follows_the_rust_type() {
         assert_eq!(AttributeValue::from(7_u32), AttributeValue::Int(7));
         assert_eq!(AttributeValue::from(-1), AttributeValue::Int(-1));
         assert_eq!(AttributeValue::from(true), AttributeValue::Bool(true));
@@ -567,20 +567,20 @@ mod tests {
     }
 
     #[test]
-    fn labels_have_neither_dashes_at_the_ends_nor_runs_of_them() {
+    fn labels_have_only_single_inner_dashes() {
         assert_eq!(dns_label("/dev//net__tun-"), "dev-net-tun");
         assert_eq!(dns_label("ttyUSB0"), "ttyusb0");
     }
 
     #[test]
-    fn a_text_without_letters_is_named_by_its_hash() {
+    fn text_without_letters_becomes_hash() {
         assert_eq!(dns_label("::").len(), 8);
         assert_ne!(dns_label("::"), dns_label(".."));
         assert_eq!(dns_label(""), "811c9dc5");
     }
 
     #[test]
-    fn long_texts_that_begin_alike_get_different_labels() {
+    fn long_texts_get_different_labels() {
         let one = dns_label(&format!("{}1", "a".repeat(80)));
         let two = dns_label(&format!("{}2", "a".repeat(80)));
         assert_eq!((one.len(), two.len()), (63, 63));

@@ -67,7 +67,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_message_stays_within_its_bound_whatever_was_read() {
+    fn problem_message_is_bounded() {
         #[derive(Debug, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Config {}
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_is_laid_field_by_field_and_null_removes() {
+    fn merge_patches_fields_and_removes_nulls() {
         let mut target = json!({"a": {"b": 1, "c": 2}, "d": [1, 2]});
         merge(
             &mut target,

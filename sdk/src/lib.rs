@@ -88,6 +88,9 @@ mod claim;
 mod context;
 mod driver;
 mod edits;
+mod facts;
+#[cfg(not(target_family = "wasm"))]
+mod fake_node;
 mod health;
 mod host;
 mod info;
@@ -118,10 +121,10 @@ pub use driver::{Configuration, Driver, Health, Outcomes, Scheduling};
 pub use edits::{
     ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
 };
+pub use facts::{FileInfo, FileKind, Level, NetInterface, NodeInfo, OperationalState};
 pub use health::{DeviceHealth, HealthState};
 pub use host::{
-    DeviceNodes, FileInfo, FileKind, Host, HostFiles, Level, Log, NetInterface, NetInterfaces,
-    NodeInfo, OperationalState, PciDriver, PreparedClaims, Progress, Sysfs,
+    DeviceNodes, Host, HostFiles, Log, NetInterfaces, PciDriver, PreparedClaims, Progress, Sysfs,
 };
 pub use info::{BindRequest, Capabilities, DriverInfo, Limits, WriteRequest};
 pub use inventory::{

@@ -113,15 +113,15 @@ fn is_lower_hex(text: &str) -> bool {
 /// assert_eq!(pci::root("devices/platform/pcie/x"), None);
 /// ```
 pub fn root(path: &str) -> Option<String> {
-    let is_root = |segment: &&str| {
+    let root = path.split('/').find(|segment| {
         let numbers = segment
             .strip_prefix("pci")
             .and_then(|rest| rest.split_once(':'));
         numbers.is_some_and(|(domain, bus)| {
             is_lower_hex(domain) && bus.len() == 2 && is_lower_hex(bus)
         })
-    };
-    path.split('/').find(is_root).map(str::to_owned)
+    });
+    root.map(str::to_owned)
 }
 
 /// Returns a number of a config, such as the vendor `0x10DE`, in the notation of sysfs.
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_and_the_name_of_its_device_convert_into_each_other() {
+    fn address_and_label_convert_both_ways() {
         let address = Address::parse("10000:e1:00.7").unwrap();
         assert_eq!(Address::from_label(&address.label()), Some(address.clone()));
         assert_eq!(address.variable("PCIDEVICE"), "PCIDEVICE_10000_E1_00_7");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_carries_into_device_and_bus() {
+    fn offset_carries_into_device_and_bus() {
         let address = Address::parse("0000:3b:00.1").unwrap();
         for (distance, sum) in [
             (1, "0000:3b:00.2"),
@@ -180,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_the_first_bus_that_is_one() {
+    fn root_is_the_first_pci_bus() {
         let below_platform = "devices/platform/soc/1.pcie/pci0001:00/0001:00:00.0";
         assert_eq!(root(below_platform).as_deref(), Some("pci0001:00"));
     }
 
     #[test]
-    fn numbers_are_in_the_notation_of_sysfs() {
+    fn numbers_use_sysfs_notation() {
         assert_eq!(normal_hex("0x10DE", &[4]).as_deref(), Ok("0x10de"));
         for bad in ["10de", "0x10d", "0x10dg", "", "4318"] {
             normal_hex(bad, &[4]).unwrap_err();

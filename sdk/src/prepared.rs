@@ -19,9 +19,9 @@ pub enum ConditionStatus {
 /// A condition of a device, as in Kubernetes' API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// Type of the condition, such as `Ready`.
+    /// Type of the condition, once in a status: a label key such as `Ready` or `example.com/attached`.
     pub kind: String,
-    /// Whether the condition holds.
+    /// Status of the condition.
     pub status: ConditionStatus,
     /// Reason: one word in CamelCase.
     pub reason: String,
@@ -148,7 +148,8 @@ pub struct Prepared {
     pub edits: ContainerEdits,
     /// Annotations for the agent that starts the container: at most 16. The host passes them on unchanged.
     pub annotations: Vec<(String, String)>,
-    /// At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and from [`PreparedClaims`](crate::PreparedClaims).
+    /// Memo of at most 64 KiB. The host stores it with the claim and returns it at `unprepare` and from
+    /// [`PreparedClaims`](crate::PreparedClaims).
     pub memo: Vec<u8>,
 }
 
@@ -224,7 +225,7 @@ mod tests {
     use crate::ClaimRecord;
 
     #[test]
-    fn a_prepared_device_serves_the_base_request_and_keeps_its_share() {
+    fn prepared_device_keeps_request_and_share() {
         let mut allocated = AllocatedDevice::new("gpu/small", "p", "d");
         allocated.share_id = Some("share".into());
         let device = PreparedDevice::new(&allocated, ContainerEdits::new());
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_device_that_fails_fails_the_claim() {
+    fn first_failing_device_fails_the_claim() {
         let claim = Claim::new("n", "c", "u")
             .device("r", "p", "a")
             .device("r", "p", "b");
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memo_comes_back_with_the_claim_record() {
+    fn memo_round_trips_through_claim_record() {
         let prepared = Prepared::new().with_memo(&vec![1, 2]).unwrap();
         let record = ClaimRecord {
             memo: prepared.memo,

@@ -16,7 +16,7 @@ pub enum ProblemKind {
     Denied,
     /// Something named in the request does not exist.
     NotFound,
-    /// In use by another claim. The host retries.
+    /// The device is in use by another claim. The host retries.
     Conflict,
     /// Temporarily not possible. The host retries.
     Unavailable,

@@ -1,6 +1,6 @@
-//! What the scheduler knows about devices beyond the inventory (`resource.k8s.io/v1`).
+//! Data for the scheduler about devices beyond the inventory (`resource.k8s.io/v1`).
 
-/// How much of a resource of the node a device stands for (KEP-5517).
+/// Amount of a resource of the node that a device represents (KEP-5517).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllocatableMapping {
     /// This quantity for each allocated device.
@@ -14,12 +14,12 @@ pub enum AllocatableMapping {
     },
 }
 
-/// What a device takes of a resource of the node (KEP-5517). It has a mapping or an overhead.
+/// A device's consumption of a resource of the node (KEP-5517). It has a mapping or an overhead.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAllocatable {
     /// `cpu`, `memory`, `hugepages-2Mi`; never an extended resource.
     pub resource: String,
-    /// How much the device stands for.
+    /// Amount that the device represents.
     pub mapping: Option<AllocatableMapping>,
     /// Overhead once for each pod that uses the claim.
     pub per_pod: Option<String>,
@@ -52,9 +52,9 @@ pub struct DeviceScheduling {
     /// Condition types that say that binding failed: at most 4, none of them a binding condition. If the claim cannot be prepared, the host
     /// sets `nodedock.dev/prepare-failed`, or the first one if that is not among them.
     pub binding_failure_conditions: Vec<String>,
-    /// At most 8.
+    /// Consumed resources of the node: at most 8.
     pub node_allocatable: Vec<NodeAllocatable>,
-    /// At most one for each consumed counter set.
+    /// Compatibility groups: at most one entry for each consumed counter set.
     pub compatibility: Vec<Compatibility>,
 }
 

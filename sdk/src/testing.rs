@@ -8,7 +8,6 @@ pub mod bounds;
 mod fake;
 mod grant;
 mod harness;
-mod tree;
 
 pub use fake::{FakeHost, LogLine, SysfsWrite};
 pub use grant::Grant;

@@ -1,5 +1,5 @@
-//! Whether a daemon's answers, its checkpoint, the CDI directory and what a driver was asked say the same of the claims: for the end of
-//! any test, and after each crash.
+//! Checks that a daemon's answers, its checkpoint, the CDI directory and the calls of a driver agree about the claims: for the end of any
+//! test, and after each crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use nodedock_model::{ClaimRecord, ClaimState};
 use nodedock_proto::node::v1;
 
 use crate::until::until_path;
-use crate::{Daemon, Root};
+use crate::{NodeApi, Root};
 
 /// A claim's state and the UIDs of its pods, by its UID.
 type Standing = BTreeMap<String, (String, BTreeSet<String>)>;
 
-impl Daemon {
+impl NodeApi {
     /// Expects that the daemon, its checkpoint and the CDI directory agree, and gives what they say. What the daemon mends by itself
     /// is waited for: files that are lost or without an owner, and unprepares that were interrupted, whose drivers have to
     /// serve. No request may be under way.
@@ -33,14 +33,15 @@ impl Daemon {
             standing_of_records(&records),
             "the list and the checkpoint differ"
         );
-        let agrees = || self.cdi_agrees(&records);
+        let files = Agreement(self);
+        let agrees = || files.check_files(&records);
         until_path(
             &self.cdi(),
             "the CDI directory is as the checkpoint says",
             agrees,
         )
         .await;
-        self.names_agree().await;
+        files.check_names().await;
         records
     }
 
@@ -54,15 +55,31 @@ impl Daemon {
             "the driver was never asked to unprepare {held:?}"
         );
     }
+}
 
+impl Root {
+    /// Returns the records of the checkpoint after checking that it is whole and that its records agree with one another.
+    pub fn records(&self) -> Vec<ClaimRecord> {
+        let path = self.checkpoint();
+        let report = checkpoint::verify(&path).expect("verify the checkpoint");
+        assert!(report.is_good(), "{report:#?}");
+        checkpoint::read(&path).expect("read the checkpoint").claims
+    }
+}
+
+/// The CDI directory against what the daemon and its checkpoint say.
+struct Agreement<'a>(&'a NodeApi);
+
+impl Agreement<'_> {
     /// Each CDI name of ours that is reported to pods is in a file.
-    async fn names_agree(&self) {
-        let files = self.cdi_files();
+    async fn check_names(&self) {
+        let files = self.0.cdi_files();
         let there: BTreeSet<_> = files
             .iter()
             .flat_map(crate::cdi::CdiFile::devices)
             .collect();
         for claim in self
+            .0
             .claims()
             .await
             .iter()
@@ -82,21 +99,11 @@ impl Daemon {
             }
         }
     }
-}
 
-impl Root {
-    /// What the checkpoint has; it is whole, and its records agree with one another.
-    pub fn records(&self) -> Vec<ClaimRecord> {
-        let path = self.checkpoint();
-        let report = checkpoint::verify(&path).expect("verify the checkpoint");
-        assert!(report.is_good(), "{report:#?}");
-        checkpoint::read(&path).expect("read the checkpoint").claims
-    }
-
-    /// Whether the directory has the files of all claims that are prepared, as they are rendered, and of no unknown claim. The error
-    /// says what differs. A claim on its way may have its file already, or still.
-    fn cdi_agrees(&self, records: &[ClaimRecord]) -> Result<(), String> {
-        let files = self.cdi_files();
+    /// Checks that the directory has the files of all prepared claims, as they are rendered, and of no unknown claim. The error names the
+    /// differences. A claim whose prepare or unprepare is not complete may already, or still, have its file.
+    fn check_files(&self, records: &[ClaimRecord]) -> Result<(), String> {
+        let files = self.0.cdi_files();
         let mut there: BTreeMap<_, _> = files
             .iter()
             .map(|file| (name_of(file), body(&file.text)))
@@ -131,7 +138,7 @@ impl Root {
     }
 
     fn temporary_files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.cdi()).expect("read the CDI directory");
+        let entries = std::fs::read_dir(self.0.cdi()).expect("read the CDI directory");
         let names = entries.map(|entry| {
             entry
                 .expect("read the CDI directory")
@@ -198,7 +205,7 @@ fn name_of(file: &crate::cdi::CdiFile) -> String {
         .into_owned()
 }
 
-/// What runtimes read: the first line differs from daemon to daemon.
+/// Returns the text that runtimes read: the first line differs from daemon to daemon.
 fn body(text: &str) -> &str {
     text.split_once('\n').map_or("", |(_, body)| body)
 }

@@ -1,4 +1,4 @@
-//! CDI files as they stand in the directory.
+//! Unmodified CDI files of the directory.
 
 use std::path::{Path, PathBuf};
 
@@ -6,16 +6,16 @@ use serde_json::Value;
 
 use crate::Root;
 
-/// What each file of ours begins with.
+/// Prefix of each of our files.
 pub const MARK: &str = "# nodedock.dev/claim: ";
 
 /// A file of ours.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CdiFile {
     pub path: PathBuf,
-    /// Whose it is.
+    /// Identity of the claim that the file belongs to.
     pub identity: Value,
-    /// What runtimes read.
+    /// Spec that runtimes read.
     pub spec: Value,
     pub text: String,
 }

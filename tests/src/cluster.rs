@@ -1,4 +1,4 @@
-//! A daemon on a Kubernetes node: the real daemon, and what stands for the rest of the cluster.
+//! A daemon on a Kubernetes node: the real daemon, and stand-ins for the rest of the cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub const NAMESPACE: &str = "default";
 #[derive(Debug)]
 pub struct Cluster {
     pub api: ApiServer,
-    /// Of the node's object.
+    /// UID of the Node object.
     pub node_uid: String,
     dir: TempDir,
 }
@@ -37,7 +37,7 @@ impl Cluster {
         self.api.kubeconfig(self.dir.path())
     }
 
-    /// What a daemon of this node is started with.
+    /// Returns the options of a daemon of this node.
     pub fn options(&self) -> Options {
         let kubeconfig = self.kubeconfig();
         options(&kubeconfig)
@@ -90,12 +90,12 @@ pub fn gpu_claim(name: &str, devices: &[&str]) -> Allocated {
     devices.iter().enumerate().fold(claim, with)
 }
 
-/// What a daemon of this node is started with, whatever the kubeconfig has.
+/// Returns the options of a daemon of this node, with any kubeconfig.
 pub fn options(kubeconfig: &Path) -> Options {
     options_of(NODE, kubeconfig)
 }
 
-/// What a daemon of a node is started with.
+/// Returns the options of a daemon of a node.
 pub fn options_of(node: &str, kubeconfig: &Path) -> Options {
     let kubeconfig = kubeconfig.to_str().expect("paths of tests are text");
     Options::default()

@@ -4,7 +4,7 @@ use nodedock_proto::node::v1;
 
 use crate::drivers::MOCK_GPU_NAME;
 
-/// What a pod calls its claims is what the claims are called.
+/// Returns a pod, whose names for its claims are those of the claims.
 pub fn pod(name: &str) -> v1::ObjectRef {
     v1::ObjectRef {
         namespace: "default".to_owned(),

@@ -1,29 +1,21 @@
-//! A daemon on a root: started, asked, killed, started again.
+//! A daemon on a root: started, killed, started again.
 
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use command_fds::{CommandFdExt, FdMapping};
-use hyper_util::rt::TokioIo;
 use nodedock_base::failpoint::{HAS_FAIL_POINTS, Point};
-use nodedock_proto::node::v1;
-use nodedock_proto::node::v1::node_client::NodeClient;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
-use tonic::Status;
-use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::drivers::{Form, MOCK_GPU};
+use crate::node_api::NodeApi;
 use crate::service::ServiceManager;
 use crate::{DEADLINE, Root};
 
-/// A client of the node API.
-pub type Client = NodeClient<Channel>;
-
-/// How a daemon is started.
+/// Options of a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The service manager stores its file descriptors.
@@ -73,17 +65,16 @@ impl Options {
 /// A daemon that was started. It is killed when dropped, and its log is shown when a test fails.
 pub struct Daemon {
     process: Option<Child>,
-    client: Client,
     manager: ServiceManager,
     options: Options,
-    root: Root,
+    api: NodeApi,
 }
 
 impl Deref for Daemon {
-    type Target = Root;
+    type Target = NodeApi;
 
-    fn deref(&self) -> &Root {
-        &self.root
+    fn deref(&self) -> &NodeApi {
+        &self.api
     }
 }
 
@@ -106,7 +97,7 @@ impl Daemon {
         // Each has its socket, since the one before may still notify.
         static STARTED: AtomicUsize = AtomicUsize::new(1);
         let notify = format!("notify-{}", STARTED.fetch_add(1, Ordering::Relaxed));
-        Self::start_as(self.root.beside(), options, &notify).await
+        Self::start_as(Root::beside(self), options, &notify).await
     }
 
     /// Waits until it says once more that it is ready.
@@ -114,15 +105,20 @@ impl Daemon {
         while self.notification().await != "READY=1" {}
     }
 
+    /// Starts one with the simulated GPUs, which serve.
+    pub async fn with_gpus(options: Options) -> Self {
+        let daemon = Self::start_with(options).await;
+        daemon.serve(MOCK_GPU, Form::Core).await;
+        daemon
+    }
+
     async fn start_as(root: Root, options: Options, notify: &str) -> Self {
         let manager = ServiceManager::listen(&root.path().join(notify));
-        let client = connect(root.socket());
         let mut daemon = Self {
             process: None,
-            client,
             manager,
             options,
-            root,
+            api: NodeApi::new(root),
         };
         daemon.run().await;
         daemon
@@ -150,7 +146,7 @@ impl Daemon {
             status = process.wait() => return Err(status.expect("a child can be waited for")),
         }
         self.process = Some(process);
-        self.client = connect(self.root.socket());
+        self.api.connect();
         Ok(())
     }
 
@@ -228,20 +224,6 @@ impl Daemon {
         rustix::process::kill_process(self.supervised(), Signal::KILL)
             .expect("a process may be killed");
         self.until_ready_again().await;
-    }
-
-    pub fn client(&self) -> Client {
-        self.client.clone()
-    }
-
-    /// A connection for other services than the node API.
-    pub fn channel(&self) -> Channel {
-        channel(self.socket())
-    }
-
-    /// A connection to the pod-resources API.
-    pub fn pod_resources_channel(&self) -> Channel {
-        channel(self.pod_resources())
     }
 
     pub fn options(&mut self) -> &mut Options {
@@ -331,153 +313,12 @@ impl Daemon {
         if self.process.is_some() {
             self.kill9().await;
         }
-        // The new root only satisfies Drop; the one that counts is taken out.
-        std::mem::take(&mut self.root)
-    }
-
-    pub async fn prepare(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
-        let answer = self.client().prepare_pod(request).await;
-        answer
-            .unwrap_or_else(|status| panic!("prepare: {status}\n{}", self.log()))
-            .into_inner()
-    }
-
-    /// Prepares, and expects every claim to be prepared.
-    pub async fn prepared(&self, request: v1::PreparePodRequest) -> v1::PreparePodResponse {
-        let answer = self.prepare(request).await;
-        let prepared = answer
-            .claims
-            .iter()
-            .all(|claim| claim.outcome == "prepared");
-        assert!(prepared, "{answer:#?}\n{}", self.log());
-        answer
-    }
-
-    /// Prepares, and expects the only claim to be refused.
-    pub async fn refused(&self, request: v1::PreparePodRequest) -> v1::Problem {
-        let answer = self.prepare(request).await;
-        let [claim] = answer.claims.as_slice() else {
-            panic!("one claim is wanted: {answer:#?}")
-        };
-        assert_eq!(claim.outcome, "refused", "{answer:#?}");
-        assert!(
-            answer.containers.is_empty(),
-            "a refused pod gets no devices: {answer:#?}"
-        );
-        claim.problem.clone().expect("a refusal has a problem")
-    }
-
-    /// Prepares, and expects the only claim to be refused with this kind and code of problem.
-    pub async fn refused_as(
-        &self,
-        request: v1::PreparePodRequest,
-        kind: &str,
-        code: &str,
-    ) -> v1::Problem {
-        let problem = self.refused(request).await;
-        assert_eq!(
-            (problem.kind.as_str(), problem.code.as_str()),
-            (kind, code),
-            "{problem:?}"
-        );
-        problem
-    }
-
-    /// Expects that the daemon has neither claims nor pods nor CDI files.
-    pub async fn assert_empty(&self) {
-        assert_eq!(
-            (self.claims().await, self.pods().await, self.cdi_files()),
-            (vec![], vec![], vec![])
-        );
+        self.api.take_root()
     }
 
     /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`.
     pub fn memory_mib(&self, field: &str) -> f64 {
         memory_mib(self.pid().as_raw_nonzero().get(), field)
-    }
-
-    /// Unprepares a pod's claims: the outcomes by claim name.
-    pub async fn unprepare(&self, pod: &v1::ObjectRef) -> Vec<(String, String)> {
-        let answer = self.unprepare_pod(pod).await;
-        let name = |claim: v1::ClaimOutcome| (claim.id.unwrap_or_default().name, claim.outcome);
-        answer.claims.into_iter().map(name).collect()
-    }
-
-    pub async fn unprepare_pod(&self, pod: &v1::ObjectRef) -> v1::UnpreparePodResponse {
-        let request = v1::UnpreparePodRequest {
-            pod: Some(pod.clone()),
-        };
-        let answer = self.client().unprepare_pod(request).await;
-        answer
-            .unwrap_or_else(|status| panic!("unprepare: {status}\n{}", self.log()))
-            .into_inner()
-    }
-
-    pub async fn pod_devices(&self, pod: &v1::ObjectRef) -> Result<v1::PreparePodResponse, Status> {
-        let request = v1::GetPodDevicesRequest {
-            pod: Some(pod.clone()),
-        };
-        self.client()
-            .get_pod_devices(request)
-            .await
-            .map(tonic::Response::into_inner)
-    }
-
-    pub async fn claims(&self) -> Vec<v1::ClaimStatus> {
-        let request = v1::ListClaimsRequest {
-            with_timeline: true,
-            ..Default::default()
-        };
-        self.client()
-            .list_claims(request)
-            .await
-            .expect("list claims")
-            .into_inner()
-            .claims
-    }
-
-    /// The only claim that is known.
-    pub async fn only_claim(&self) -> v1::ClaimStatus {
-        let mut claims = self.claims().await;
-        assert_eq!(claims.len(), 1, "{claims:#?}");
-        claims.remove(0)
-    }
-
-    pub async fn pods(&self) -> Vec<v1::PodStatus> {
-        self.client()
-            .list_pods(v1::ListPodsRequest {})
-            .await
-            .expect("list pods")
-            .into_inner()
-            .pods
-    }
-
-    pub async fn node(&self) -> v1::NodeStatus {
-        self.client()
-            .get_node(v1::GetNodeRequest {})
-            .await
-            .expect("get the node")
-            .into_inner()
-    }
-
-    pub async fn devices(&self) -> Vec<v1::Device> {
-        let request = v1::ListDevicesRequest::default();
-        self.client()
-            .list_devices(request)
-            .await
-            .expect("list devices")
-            .into_inner()
-            .devices
-    }
-
-    pub async fn drivers(&self) -> Vec<v1::Driver> {
-        let request = v1::ListDriversRequest::default();
-        self.client()
-            .list_drivers(request)
-            .await
-            .expect("list drivers")
-            .into_inner()
-            .drivers
     }
 }
 
@@ -509,7 +350,6 @@ impl Drop for Daemon {
     }
 }
 
-/// The processes that a process of one thread started and has not waited for.
 /// The child processes of a process.
 pub fn children(parent: Pid) -> Vec<Pid> {
     let id = parent.as_raw_nonzero();
@@ -521,11 +361,6 @@ pub fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-fn connect(socket: PathBuf) -> Client {
-    // As of the commands: a list of a plugin's devices may be long.
-    NodeClient::new(channel(socket)).max_decoding_message_size(64 << 20)
-}
-
 /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`. Not a number where there is none.
 pub fn memory_mib(pid: impl std::fmt::Display, field: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -534,16 +369,4 @@ pub fn memory_mib(pid: impl std::fmt::Display, field: &str) -> f64 {
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
     kib.unwrap_or(f64::NAN) / 1024.0
-}
-
-/// A connection to a socket, made when it is first used.
-pub fn channel(socket: PathBuf) -> Channel {
-    let connector = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    // The address is for the protocol only; the connector knows the socket. The timeout is for an answer to begin: a stream goes on.
-    Endpoint::from_static("http://localhost")
-        .timeout(DEADLINE * 2)
-        .connect_with_connector_lazy(connector)
 }

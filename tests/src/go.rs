@@ -16,9 +16,9 @@ pub struct Module<'a> {
     pub sources: PathBuf,
     /// Directory of the built programs.
     pub output: PathBuf,
-    /// For the modules that it requires to arrive.
+    /// Time for fetching the modules that it requires.
     pub fetch_seconds: u32,
-    /// For a program to be compiled on a slow machine.
+    /// Time for compiling a program on a slow machine.
     pub build_seconds: u32,
     /// Arguments of the linker.
     pub linker_flags: &'a str,
@@ -73,7 +73,7 @@ pub fn compiler() -> Option<PathBuf> {
     program("go").or_else(usual_go)
 }
 
-/// Where Go's own installer puts it, which not every PATH has.
+/// Returns the path at which Go's own installer puts it, which not every PATH has.
 fn usual_go() -> Option<PathBuf> {
     Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file())
 }

@@ -35,10 +35,10 @@ pub const CPUS: &str = "devices/system/cpu/online";
 pub struct Golden {
     /// Name of the file without `.wasm`.
     pub build: &'static str,
-    /// What the driver says of itself.
+    /// Language that the driver reports.
     pub language: &'static str,
     pub profile: Profile,
-    /// Whether it is built by what builds this test.
+    /// True if it is built together with this test.
     always: bool,
 }
 
@@ -78,7 +78,7 @@ impl Golden {
     }
 }
 
-/// Where `cargo xtask golden` puts the files: beside the other drivers.
+/// Returns the directory to which `cargo xtask golden` writes the files: beside the other drivers.
 fn dir() -> PathBuf {
     places::drivers().with_file_name(GOLDEN)
 }
@@ -88,7 +88,7 @@ pub fn cache() -> CachePaths {
     CachePaths::inside(&dir().join("compiled"))
 }
 
-/// What became of a file when it was compiled.
+/// Resources that the compilation of a file took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spent {
     pub cpu_ms: u64,
@@ -98,7 +98,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// As the compiler says it behind the code in the shared cache.
+    /// Reads the values that the compiler appends to the code in the shared cache.
     pub fn on(bytes: &[u8]) -> Self {
         let digest = sha256(bytes);
         let entries = std::fs::read_dir(cache().directory)

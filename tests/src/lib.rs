@@ -12,6 +12,7 @@ pub mod go;
 pub mod golden;
 pub mod machine;
 pub mod metrics;
+pub mod node_api;
 pub mod places;
 pub mod recorded;
 pub mod root;
@@ -20,9 +21,10 @@ mod until;
 pub mod versions;
 pub mod wait;
 
-pub use daemon::{Client, Daemon, Options, children};
+pub use daemon::{Daemon, Options, children};
+pub use node_api::{Client, NodeApi};
 pub use root::{Output, Root, assert_parts};
 pub use wait::own_pool;
 
-/// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.
+/// Deadline of every wait. It only bounds a failure: a machine may be slow, and no test depends on time.
 pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! What this machine permits, and in one line what a test leaves out because it does not.
+//! Permissions of this machine, and a one-line report of the parts that a test skips for lack of them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ pub fn set_immutable(file: &Path, immutable: bool) -> Result<(), String> {
         .arg(file))
 }
 
-/// A file system whose writes wait; they go on when this is dropped.
+/// A file system whose writes wait; they resume when this is dropped.
 #[derive(Debug)]
 pub struct Frozen(PathBuf);
 

@@ -14,7 +14,7 @@ use crate::{DEADLINE, Root};
 #[derive(Debug)]
 pub struct HttpAnswer {
     pub status: u16,
-    /// With lower-case names.
+    /// Headers with lower-case names.
     pub headers: BTreeMap<String, String>,
     pub body: String,
 }
@@ -29,7 +29,7 @@ impl Root {
         ask(stream, method, path).await
     }
 
-    /// What the daemon measures now.
+    /// Returns the daemon's current metrics.
     pub async fn metrics(&self) -> Exposition {
         let answer = self.admin("GET", "/metrics").await;
         assert_eq!(answer.status, 200, "{}", answer.body);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_standard_does_not_allow_is_refused() {
+    fn invalid_expositions_are_refused() {
         for (from, to) in [
             ("# EOF\n", ""),
             ("b_total", "b"),

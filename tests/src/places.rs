@@ -1,4 +1,4 @@
-//! Where the programs and the built drivers are.
+//! Paths of the programs and the built drivers.
 
 use std::path::{Path, PathBuf};
 

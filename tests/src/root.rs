@@ -10,18 +10,30 @@ use tokio::process::Command;
 use crate::machine::{Ext4, Tmpfs, program, run};
 use crate::{DEADLINE, places};
 
+/// The daemon's own directory below a root.
+const STATE: &str = "var/lib/nodedock";
+/// Driver files in it.
+const DRIVERS: &str = "drivers";
+const CDI: &str = "var/run/cdi";
+
 /// A root of its own; removed when dropped.
 #[derive(Debug)]
 pub struct Root {
     /// Come first: what is mounted in the directory has to go before the directory can.
-    mounted: Vec<Mounted>,
-    /// What the daemon sees as `/sys`.
-    sys: Option<PathBuf>,
+    pub mounts: Mounts,
     /// Shared by daemons that take turns on it.
     dir: Arc<TempDir>,
 }
 
-/// A file system of a root's own.
+/// File systems of a root's own.
+#[derive(Debug)]
+pub struct Mounts {
+    root: PathBuf,
+    mounted: Vec<Mounted>,
+    /// Directory that the daemon sees as `/sys`.
+    sys: Option<PathBuf>,
+}
+
 #[derive(Debug)]
 #[expect(dead_code, reason = "kept for its end")]
 enum Mounted {
@@ -48,8 +60,7 @@ impl Root {
             .tempdir_in(roots);
         let dir = root.expect("the directory for roots can be written");
         let root = Self {
-            mounted: Vec::new(),
-            sys: None,
+            mounts: Mounts::new(dir.path(), None),
             dir: Arc::new(dir),
         };
         for dir in [root.drivers(), root.claims_dir(), root.cdi()] {
@@ -61,8 +72,7 @@ impl Root {
     /// The same root, for another daemon on it. What is mounted stays with the first.
     pub fn beside(&self) -> Self {
         Self {
-            mounted: Vec::new(),
-            sys: self.sys.clone(),
+            mounts: Mounts::new(self.path(), self.mounts.sys.clone()),
             dir: self.dir.clone(),
         }
     }
@@ -71,46 +81,13 @@ impl Root {
         self.dir.path()
     }
 
-    /// Puts the daemon's own directory on a small file system in memory. The error says in one line why it cannot be.
-    pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
-        // Without a mode every user may write there.
-        let options = format!("mode=700,{options}");
-        self.mounted
-            .push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), &options)?));
-        std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
-    }
-
-    /// Puts the daemon's own directory on a disk that can be frozen and made read-only.
-    pub fn mount_state_disk(&mut self, bytes: u64) -> Result<(), String> {
-        self.mounted
-            .push(Mounted::Ext4(Ext4::mount(&self.state(), bytes)?));
-        std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
-    }
-
-    /// Puts the directory of CDI files on a small file system in memory.
-    pub fn mount_cdi(&mut self, options: &str) -> Result<(), String> {
-        self.mounted
-            .push(Mounted::Tmpfs(Tmpfs::mount(&self.cdi(), options)?));
-        Ok(())
-    }
-
-    /// Has the program see an empty directory of the root as `/sys`, and gives the directory. The error says in one line why it cannot be.
-    pub fn fake_sys(&mut self) -> Result<PathBuf, String> {
-        let sys = self.path().join("sys");
-        std::fs::create_dir(&sys).map_err(|error| error.to_string())?;
-        let mut probe = as_sys(&sys)?;
-        run(probe.arg("true"))?;
-        self.sys = Some(sys.clone());
-        Ok(sys)
-    }
-
     /// The daemon's own directory, with drivers, claims and checkpoint.
     pub fn state(&self) -> PathBuf {
-        self.path().join("var/lib/nodedock")
+        self.path().join(STATE)
     }
 
     pub fn drivers(&self) -> PathBuf {
-        self.state().join("drivers")
+        self.state().join(DRIVERS)
     }
 
     /// Files of drivers that prepared claims.
@@ -127,7 +104,7 @@ impl Root {
     }
 
     pub fn cdi(&self) -> PathBuf {
-        self.path().join("var/run/cdi")
+        self.path().join(CDI)
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -143,7 +120,7 @@ impl Root {
         self.path().join("daemon.log")
     }
 
-    /// What daemons on this root have logged so far.
+    /// Returns the log so far of all daemons on this root.
     pub fn log(&self) -> String {
         let bytes = std::fs::read(self.log_path()).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -168,7 +145,7 @@ impl Root {
     }
 
     fn program(&self, program: PathBuf) -> Command {
-        let mut command = match &self.sys {
+        let mut command = match &self.mounts.sys {
             None => Command::new(program),
             Some(sys) => {
                 let mut command = as_sys(sys).expect("it could be when the root was made");
@@ -195,6 +172,51 @@ impl Root {
     }
 }
 
+impl Mounts {
+    fn new(root: &Path, sys: Option<PathBuf>) -> Self {
+        Self {
+            root: root.to_owned(),
+            mounted: Vec::new(),
+            sys,
+        }
+    }
+
+    /// Puts the daemon's own directory on a small file system in memory. The error says in one line why it cannot be.
+    pub fn state(&mut self, options: &str) -> Result<(), String> {
+        // Without a mode every user may write there.
+        let options = format!("mode=700,{options}");
+        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(
+            &self.root.join(STATE),
+            &options,
+        )?));
+        std::fs::create_dir(self.root.join(STATE).join(DRIVERS)).map_err(|error| error.to_string())
+    }
+
+    /// Puts the daemon's own directory on a disk that can be frozen and made read-only.
+    pub fn state_disk(&mut self, bytes: u64) -> Result<(), String> {
+        self.mounted
+            .push(Mounted::Ext4(Ext4::mount(&self.root.join(STATE), bytes)?));
+        std::fs::create_dir(self.root.join(STATE).join(DRIVERS)).map_err(|error| error.to_string())
+    }
+
+    /// Puts the directory of CDI files on a small file system in memory.
+    pub fn cdi(&mut self, options: &str) -> Result<(), String> {
+        self.mounted
+            .push(Mounted::Tmpfs(Tmpfs::mount(&self.root.join(CDI), options)?));
+        Ok(())
+    }
+
+    /// Has the program see an empty directory of the root as `/sys`, and gives the directory. The error says in one line why it cannot be.
+    pub fn fake_sys(&mut self) -> Result<PathBuf, String> {
+        let sys = self.root.join("sys");
+        std::fs::create_dir(&sys).map_err(|error| error.to_string())?;
+        let mut probe = as_sys(&sys)?;
+        run(probe.arg("true"))?;
+        self.sys = Some(sys.clone());
+        Ok(sys)
+    }
+}
+
 async fn output(name: &str, mut command: Command, args: &[&str]) -> Output {
     let line = format!("{name} {}", args.join(" "));
     let running = command.args(args).output();
@@ -209,7 +231,8 @@ async fn output(name: &str, mut command: Command, args: &[&str]) -> Output {
     }
 }
 
-/// What runs a program with a directory in place of `/sys`, for itself alone; its process is the program's.
+/// Returns a command that runs a program with a directory in place of `/sys`, in a mount namespace of its own; its process is the
+/// program's.
 fn as_sys(sys: &Path) -> Result<std::process::Command, String> {
     let unshare = program("unshare").ok_or("there is no unshare")?;
     let mut command = std::process::Command::new(unshare);

@@ -1,4 +1,4 @@
-//! What a service manager is for a daemon: it receives its notifications, and has a store for its file descriptors, as systemd does.
+//! A service manager for a daemon: it receives the daemon's notifications, and has a store for its file descriptors, as systemd does.
 
 use std::collections::BTreeMap;
 use std::io::IoSliceMut;
@@ -13,11 +13,11 @@ use tokio::net::UnixDatagram;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// By name, in the order of their names.
+/// File descriptors by name, in the order of their names.
 type Store = Arc<Mutex<BTreeMap<String, OwnedFd>>>;
 
 pub(crate) struct ServiceManager {
-    /// Where the daemon notifies.
+    /// Socket for the daemon's notifications.
     pub(crate) socket: PathBuf,
     notifications: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
     store: Store,
@@ -51,7 +51,7 @@ impl ServiceManager {
             .expect("the reader runs")
     }
 
-    /// What the daemon gets at its next start.
+    /// Returns the file descriptors that the daemon gets at its next start.
     pub(crate) fn stored(&self) -> (Vec<String>, Vec<OwnedFd>) {
         let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let copy = |(name, fd): (&String, &OwnedFd)| {

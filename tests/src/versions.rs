@@ -1,9 +1,9 @@
 //! The driver `scripted`, with its script; and versions of it: the same code in files of different digests.
 
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 
 use crate::drivers::{Form, digest, side_file, version, wasm};
-use crate::{Daemon, Root, compose};
+use crate::{NodeApi, Root, compose};
 
 pub use scripted::NAME;
 
@@ -24,7 +24,7 @@ pub fn script(generation: u32) -> Script {
 }
 
 /// The same, that does `word` with unprepares of claims.
-pub fn with_unprepare(mut script: Script, claims: &[&str], word: Word) -> Script {
+pub fn with_unprepare(mut script: Script, claims: &[&str], word: Command) -> Script {
     script
         .unprepare
         .extend(claims.iter().map(|claim| ((*claim).to_owned(), word)));
@@ -36,7 +36,7 @@ pub fn claim(name: &str) -> nodedock_proto::node::v1::Claim {
     compose::claim(name, &[&format!("{NAME}/{POOL}/{name}")])
 }
 
-/// What the driver was asked, by its lines in a log, such as `prepare ok,skip`.
+/// Returns the calls of the driver from its lines in a log, such as `prepare ok,skip`.
 pub fn logged_calls(log: &str) -> impl Iterator<Item = String> {
     let calls = log
         .lines()
@@ -66,7 +66,7 @@ impl Root {
     }
 }
 
-impl Daemon {
+impl NodeApi {
     /// Swaps in a version with its script and returns its digest when both are in use. The file comes first: the script is not for
     /// the version before it.
     pub async fn swap(&self, tag: &str, script: &Script) -> String {

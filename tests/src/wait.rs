@@ -4,12 +4,13 @@ use nodedock_proto::node::v1;
 use tokio::time::timeout;
 use tonic::Status;
 
-use crate::drivers::{Form, MOCK_GPU};
+use crate::drivers::Form;
+use crate::node_api::{Client, NodeApi};
 use crate::root::assert_parts;
 pub use crate::until::until_path;
-use crate::{Client, DEADLINE, Daemon, Options, Root};
+use crate::{DEADLINE, Root};
 
-impl Daemon {
+impl NodeApi {
     /// Returns what `condition` finds, asking again at each event of the daemon. An error of it is the state that was seen,
     /// for the message of a failure.
     pub async fn until<T>(
@@ -27,29 +28,8 @@ impl Daemon {
         condition: impl AsyncFn(Client) -> Result<T, String>,
     ) -> Result<T, Status> {
         let mut last = "nothing".to_owned();
-        let found = timeout(DEADLINE, self.find(condition, &mut last)).await;
+        let found = timeout(DEADLINE, find(self.client(), condition, &mut last)).await;
         found.unwrap_or_else(|_| panic!("waited in vain until {what}; last seen: {last}"))
-    }
-
-    async fn find<T>(
-        &self,
-        condition: impl AsyncFn(Client) -> Result<T, String>,
-        last: &mut String,
-    ) -> Result<T, Status> {
-        loop {
-            // Listening begins before the question, so that no change falls between them.
-            let mut events = self.client().watch(v1::WatchRequest {}).await?.into_inner();
-            loop {
-                match condition(self.client()).await {
-                    Ok(found) => return Ok(found),
-                    Err(state) => *last = state,
-                }
-                // Else the watch fell behind, or the daemon is another one.
-                let Ok(Some(_)) = events.message().await else {
-                    break;
-                };
-            }
-        }
     }
 
     /// Returns the driver of a file as soon as it is as wanted.
@@ -132,13 +112,6 @@ impl Daemon {
 
     pub async fn until_serving(&self, file: &str) -> v1::Driver {
         self.until_state(file, "serving").await
-    }
-
-    /// Starts one with the simulated GPUs, which serve.
-    pub async fn with_gpus(options: Options) -> Self {
-        let daemon = Self::start_with(options).await;
-        daemon.serve(MOCK_GPU, Form::Core).await;
-        daemon
     }
 
     /// Installs an example driver, and waits until it serves.
@@ -227,6 +200,28 @@ impl Daemon {
             }
         })
         .await;
+    }
+}
+
+/// Looks at each event until the condition finds something.
+async fn find<T>(
+    mut client: Client,
+    condition: impl AsyncFn(Client) -> Result<T, String>,
+    last: &mut String,
+) -> Result<T, Status> {
+    loop {
+        // Listening begins before the question, so that no change falls between them.
+        let mut events = client.watch(v1::WatchRequest {}).await?.into_inner();
+        loop {
+            match condition(client.clone()).await {
+                Ok(found) => return Ok(found),
+                Err(state) => *last = state,
+            }
+            // Else the watch fell behind, or the daemon is another one.
+            let Ok(Some(_)) = events.message().await else {
+                break;
+            };
+        }
     }
 }
 

@@ -75,18 +75,19 @@ fn split(document: &str) -> Result<(String, String)> {
         .lines()
         .find_map(|line| line.strip_prefix(SOURCE))
         .context("a document without a source")?;
-    let is_helms = |line: &str| {
-        line.starts_with(SOURCE)
-            || line.trim_start().starts_with("helm.sh/chart:")
-            || line.trim().starts_with("app.kubernetes.io/managed-by:")
-    };
     let text = document
         .lines()
-        .filter(|line| !is_helms(line) && !line.trim().is_empty());
+        .filter(|line| !is_of_helm(line) && !line.trim().is_empty());
     Ok((
         source.to_owned(),
         text.map(|line| format!("{line}\n")).collect(),
     ))
+}
+
+fn is_of_helm(line: &str) -> bool {
+    line.starts_with(SOURCE)
+        || line.trim_start().starts_with("helm.sh/chart:")
+        || line.trim().starts_with("app.kubernetes.io/managed-by:")
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {

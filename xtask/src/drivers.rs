@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_targets_that_are_not_listed_are_missing() {
+    fn only_unlisted_targets_are_missing() {
         let installed = "wasm32-wasip2\nx86_64-unknown-linux-gnu\n";
         assert_eq!(
             missing(installed, &[CORE_TARGET, WASI_TARGET]),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_the_same_content_is_left_alone() {
+    fn file_of_equal_content_is_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("a.wasm"), dir.path().join("out/b.wasm"));
         fs::write(&from, b"one").unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_comes_with_the_files_it_has() {
+    fn driver_is_copied_with_its_files() {
         let dir = tempfile::tempdir().unwrap();
         let (root, target) = (dir.path().to_owned(), dir.path().join("target"));
         let directory = root.join("pci");

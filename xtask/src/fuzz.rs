@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn all_targets_are_fuzzed_unless_some_are_chosen() {
+    fn all_targets_are_fuzzed_by_default() {
         let targets = || words(&["answers", "grant"]);
         assert_eq!(chosen_of(targets(), &[]).unwrap(), targets());
         assert_eq!(chosen_of(targets(), &words(&["grant"])).unwrap(), ["grant"]);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_input_that_broke_something_is_named() {
+    fn failing_fuzz_input_is_named() {
         let line = "artifact_prefix='/f/artifacts/grant/'; Test unit written to /f/artifacts/grant/crash-0f\n";
         assert_eq!(
             kept_in(line).as_deref(),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_fails_without_an_input_is_no_finding() {
+    fn failure_without_input_is_no_finding() {
         use std::os::unix::process::ExitStatusExt;
         let (good, bad) = (ExitStatus::from_raw(0), ExitStatus::from_raw(77 << 8));
         let slow = || Some("/f/artifacts/grant/slow-unit-0f".to_owned());
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_how_to_show_a_finding_again() {
+    fn page_shows_how_findings_reproduce() {
         let workspace = Workspace::load().unwrap();
         let page = std::fs::read_to_string(workspace.root.join("docs/fuzzing.md")).unwrap();
         let (directory, target) = (PathBuf::from("fuzz"), PathBuf::from("target/fuzz"));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_is_built_and_has_seeds() {
+    fn every_target_is_built_with_seeds() {
         let workspace = Workspace::load().unwrap();
         let directory = workspace.root.join("fuzz");
         let manifest = std::fs::read_to_string(directory.join("Cargo.toml")).unwrap();

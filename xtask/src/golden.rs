@@ -83,16 +83,15 @@ impl Language {
 
 /// Returns whether each language's tools are installed.
 pub(crate) fn findings(workspace: &Workspace) -> Vec<(String, Finding)> {
-    let finding = |language: Language| match language.tool(workspace) {
-        Ok(_) => Finding::Present,
-        Err(why) => Finding::Missing(why),
-    };
     LANGUAGES
         .iter()
         .map(|language| {
             (
                 format!("the golden driver in {}", language.title()),
-                finding(*language),
+                match language.tool(workspace) {
+                    Ok(_) => Finding::Present,
+                    Err(why) => Finding::Missing(why),
+                },
             )
         })
         .collect()
@@ -153,17 +152,18 @@ fn bring_up_to_date(workspace: &Workspace, language: Language, directory: &Path)
 
 /// Compares the inputs; without the tool, only the sources.
 fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
-    let sources = |stamp: &[u8]| {
-        stamp
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .map(|end| stamp[end..].to_vec())
-    };
     if with_tool {
         before == now
     } else {
-        sources(before) == sources(now)
+        without_tool(before) == without_tool(now)
     }
+}
+
+fn without_tool(stamp: &[u8]) -> Option<Vec<u8>> {
+    stamp
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map(|end| stamp[end..].to_vec())
 }
 
 /// Returns the tool in the first line, then all sources, and what another version of a generator may generate from them.
@@ -189,12 +189,12 @@ fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Res
 
 /// Returns the files below a directory in the order of their names, without artifacts of tools.
 fn collect(directory: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
-    let context = || format!("reading {}", directory.display());
-    let entries: std::io::Result<Vec<_>> = fs::read_dir(directory).with_context(context)?.collect();
+    let entries: Vec<_> = fs::read_dir(directory)
+        .and_then(Iterator::collect)
+        .with_context(|| format!("reading {}", directory.display()))?;
     let mut found: Vec<_> = entries
-        .with_context(context)?
         .into_iter()
-        .map(|entry| entry.path())
+        .map(|entry: fs::DirEntry| entry.path())
         .collect();
     found.sort();
     for path in found {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stamp_has_the_tool_the_contract_and_the_sources() {
+    fn stamp_covers_tool_contract_and_sources() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
         let tool = |version: &str| Tool {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_of_other_sources_does_not_outlive_its_tools() {
+    fn outdated_output_without_tools_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = workspace(dir.path());
         let directory = dir.path().join("target/golden");

@@ -1,9 +1,12 @@
-//! Checks the format, the lints, the words, the table of what a change touches, the errors that code drops, the module graphs and the published packages of the workspace.
+//! Checks the format, the lints, the words, the table of what a change touches, the errors that code drops, the module graphs, the methods of types and the published packages of the workspace.
 
 mod changes;
 mod circles;
 mod code;
+mod methods;
+mod modules;
 mod swallowed;
+mod tokens;
 mod words;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -22,6 +25,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check_reads(workspace)?;
     check_changes(workspace)?;
     check_circles(workspace)?;
+    check_methods(workspace)?;
     shell::run(workspace.cargo().args(["fmt", "--all", "--", "--check"]))?;
     shell::run(
         workspace
@@ -132,74 +136,12 @@ fn check_changes(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The circles that there are: the root of the crate, the module that declares the modules, and why. An entry without a circle is an error.
-const CIRCLES: [(&str, &str, &str); 7] = [
-    (
-        "conformance/stand-ins/src/lib.rs",
-        "crate::api_server",
-        "a fault is part of the state that it changes",
-    ),
-    (
-        "conformance/stand-ins/src/lib.rs",
-        "crate::kubelet",
-        "a fault is part of the state that it changes",
-    ),
-    (
-        "host/core/src/lib.rs",
-        "crate",
-        "names of drivers are judged by claims",
-    ),
-    (
-        "host/core/src/lib.rs",
-        "crate::checkpoint",
-        "errors name the file and its format",
-    ),
-    (
-        "host/core/src/lib.rs",
-        "crate::manager",
-        "the table of claims is below the records, and its owners above",
-    ),
-    (
-        "host/core/src/lib.rs",
-        "crate::sysfs",
-        "an attribute of a function is read as any other",
-    ),
-    (
-        "sdk/src/lib.rs",
-        "crate",
-        "the handle of the host has the functions of the contract or those of tests behind it, by target",
-    ),
-];
-
 /// Checks that no crate has a circle of modules.
-pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
-    let read = |path: &str| match std::fs::read_to_string(workspace.root.join(path)) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("reading {path}")),
-    };
+fn check_circles(workspace: &Workspace) -> Result<()> {
     let mut found = Vec::new();
-    for root in tracked_files(workspace)? {
-        if circles::is_root(&root) && read(&root)?.is_some() {
-            found.extend(circles::circles(&root, &read)?);
-        }
+    for root in roots(workspace, modules::is_root)? {
+        found.extend(circles::circles(&root, &|path| read(workspace, path))?);
     }
-    let is_at = |circle: &circles::Circle, root: &str, parent: &str| {
-        circle.place() == (root, parent.to_owned())
-    };
-    let unused: Vec<_> = CIRCLES
-        .iter()
-        .filter(|(root, parent, _)| !found.iter().any(|circle| is_at(circle, root, parent)))
-        .collect();
-    ensure!(
-        unused.is_empty(),
-        "circles of modules that are no longer there: remove them from CIRCLES: {unused:?}"
-    );
-    found.retain(|circle| {
-        !CIRCLES
-            .iter()
-            .any(|(root, parent, _)| is_at(circle, root, parent))
-    });
     let found: Vec<_> = found.iter().map(ToString::to_string).collect();
     ensure!(
         found.is_empty(),
@@ -207,6 +149,38 @@ pub(crate) fn check_circles(workspace: &Workspace) -> Result<()> {
         found.join("\n")
     );
     Ok(())
+}
+
+/// Checks that no type has too many methods.
+fn check_methods(workspace: &Workspace) -> Result<()> {
+    let mut found = Vec::new();
+    let is_root = |path: &str| modules::is_root(path) || modules::is_root_of_tests(path);
+    for root in roots(workspace, is_root)? {
+        found.extend(methods::crowded(&root, &|path| read(workspace, path))?);
+    }
+    ensure!(
+        found.is_empty(),
+        "types with more than {} methods; divide each by its responsibilities:\n{}",
+        methods::METHODS_MAX,
+        found.join("\n")
+    );
+    Ok(())
+}
+
+/// Returns the roots of crates that are there.
+fn roots(workspace: &Workspace, is_root: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let mut roots = tracked_files(workspace)?;
+    roots.retain(|path| is_root(path) && workspace.root.join(path).exists());
+    Ok(roots)
+}
+
+/// Reads a file of the workspace; returns nothing if it is not there.
+fn read(workspace: &Workspace, path: &str) -> Result<Option<String>> {
+    match std::fs::read_to_string(workspace.root.join(path)) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("reading {path}")),
+    }
 }
 
 /// Returns the files of the repository, new ones included, without the rules themselves and lock files.

@@ -236,13 +236,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_where_a_shell_finds_them() {
+    fn programs_are_found_like_in_shell() {
         assert!(find("sh").is_some());
         assert!(find("no-such-program").is_none());
     }
 
     #[test]
-    fn a_tool_that_is_not_there_is_named_with_what_installs_it() {
+    fn missing_tool_is_named_with_installer() {
         let nowhere = Path::new("/nowhere");
         let why = componentize_js(nowhere).unwrap_err();
         assert!(why.contains("Node.js") || why.contains("/nowhere"), "{why}");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_asked_for_what_it_takes_and_says() {
+    fn program_support_and_version_are_queried() {
         let grep = |text: &str| {
             let mut command = Command::new("grep");
             command.arg(text);

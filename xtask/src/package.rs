@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -30,32 +31,34 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
 /// Compiles the packaged SDK as a driver has it, with bindings of the packaged contract. Cargo itself compiles it for this machine.
 fn build_for_wasm(workspace: &Workspace) -> Result<()> {
     let directory = workspace.target.join("packaged-sdk");
-    let write = |path: &str, text: &str| {
-        let path = directory.join(path);
-        fs::create_dir_all(path.parent().unwrap_or(&directory))
-            .and_then(|()| fs::write(&path, text))
-            .with_context(|| format!("writing {}", path.display()))
-    };
-    let packaged = |name: &str| {
-        let path = workspace
-            .target
-            .join("package")
-            .join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
-        // The escapes of such a text are escapes of TOML.
-        format!("{name} = {{ path = {:?} }}\n", path.display().to_string())
-    };
-    let [needed @ .., sdk] = PUBLISHED.map(packaged);
+    let [needed @ .., sdk] = PUBLISHED.map(|name| dependency(workspace, name));
     let needed = needed.concat();
     let manifest = format!(
         "[package]\nname = \"driver\"\nedition = \"2024\"\n\n[dependencies]\n{sdk}\n[patch.crates-io]\n{needed}\n[workspace]\n"
     );
-    write("Cargo.toml", &manifest)?;
-    write("src/lib.rs", "pub use nodedock_sdk::*;\n")?;
+    write_below(&directory, "Cargo.toml", &manifest)?;
+    write_below(&directory, "src/lib.rs", "pub use nodedock_sdk::*;\n")?;
     let mut build = workspace.cargo();
     build
         .args(["build", "--offline", "--quiet", "--target", CORE_TARGET])
         .current_dir(&directory);
     shell::run(build.env("CARGO_TARGET_DIR", &workspace.target))
+}
+
+fn dependency(workspace: &Workspace, name: &str) -> String {
+    let path = workspace
+        .target
+        .join("package")
+        .join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
+    // The escapes of such a text are escapes of TOML.
+    format!("{name} = {{ path = {:?} }}\n", path.display().to_string())
+}
+
+fn write_below(directory: &Path, path: &str, text: &str) -> Result<()> {
+    let path = directory.join(path);
+    fs::create_dir_all(path.parent().unwrap_or(directory))
+        .and_then(|()| fs::write(&path, text))
+        .with_context(|| format!("writing {}", path.display()))
 }
 
 /// Checks that the packaged SDK has the whole contract: its bindings are generated where it is built.
@@ -126,7 +129,7 @@ fn check_api(workspace: &Workspace) -> Result<()> {
 #[derive(Debug, PartialEq)]
 enum Plan {
     Skip(String),
-    /// With the release of this tag.
+    /// Compare with the release of this tag.
     Compare(String),
 }
 
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_without_the_contract_is_noticed() {
+    fn package_without_the_contract_is_detected() {
         let workspace = Workspace::load().unwrap();
         let contract = contract(&workspace).unwrap();
         assert!(contract.contains("wit/driver.wit"), "{contract:?}");
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_is_compared_from_the_first_release_on() {
+    fn api_is_compared_since_first_release() {
         let missing = || Finding::Missing("it is not installed".into());
         assert_eq!(
             plan("", missing()),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_sdk_and_what_it_needs_is_published() {
+    fn only_sdk_and_dependencies_are_published() {
         let workspace = Workspace::load().unwrap();
         let mut metadata = workspace.cargo();
         metadata.args([

@@ -27,7 +27,7 @@ pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
         .with_context(|| format!("starting `{}`", line(command)))
 }
 
-/// Like `status`, and passes each line of standard output and of standard error to a reader, on two threads.
+/// Runs a command as `status` does, and passes each line of standard output and of standard error to a reader, on two threads.
 pub(crate) fn watched(
     command: &mut Command,
     stdout: impl FnMut(&str),
@@ -94,8 +94,11 @@ pub(crate) fn line(command: &Command) -> String {
 }
 
 fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if !word.is_empty()
+        && word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c))
+    {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_and_the_status_are_collected() {
+    fn streams_and_status_are_collected() {
         let output = quiet()
             .output(
                 &mut sh("echo out; echo err >&2; exit 3"),
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_is_as_it_was_and_read_line_by_line() {
+    fn output_passes_unchanged_and_by_line() {
         let (mut passed, mut lines) = (Vec::new(), Vec::new());
         let bytes = b"one\n\n\xff two";
         pass_on(Some(&bytes[..]), &mut passed, |line| {
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_watched_ends_as_it_ends() {
+    fn watched_command_returns_its_status() {
         assert_eq!(
             watched(&mut sh("exit 3"), |_| (), |_| ()).unwrap().code(),
             Some(3)

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shipped_program_has_no_fail_points() {
+    fn shipped_program_has_no_fail_points() {
         let has = |args: &[&str]| {
             packages(args)
                 .lines()
@@ -204,7 +204,8 @@ mod tests {
         "wit-bindgen-core",
     ];
 
-    /// Whether a line of `cargo tree` names a crate of commands, tests or drivers: one of those above, or of this workspace and not of the host.
+    /// Returns whether a line of `cargo tree` names a crate of commands, tests or drivers: one of those above, or of this workspace and not
+    /// of the host.
     fn is_of_commands(line: &str, root: &Path) -> bool {
         let mut words = line.split(' ');
         let is_external = words.next().is_some_and(|name| OF_COMMANDS.contains(&name));
@@ -232,7 +233,7 @@ mod tests {
 
     /// The node program runs as root on every node.
     #[test]
-    fn the_node_program_links_only_the_host() {
+    fn node_program_links_only_the_host() {
         let refused = crates_of_commands("nodedockd");
         assert!(
             refused.is_empty(),
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shipped_program_has_nothing_for_fuzzing() {
+    fn shipped_program_has_no_fuzzing_code() {
         let has = |args: &[&str]| {
             let fuzzed = |line: &str| line.starts_with("nodedock") && line.contains("fuzzing");
             packages(args).lines().any(fuzzed)

@@ -151,7 +151,7 @@ mod tests {
         ]}"#;
 
     #[test]
-    fn drivers_are_the_cdylibs_among_the_examples() {
+    fn drivers_are_cdylibs_among_examples() {
         let workspace = Workspace::from_metadata(METADATA).unwrap();
         let names: Vec<_> = workspace
             .drivers
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_of_another_shape_is_an_error() {
+    fn metadata_of_other_shape_is_error() {
         assert!(Workspace::from_metadata("{}").is_err());
     }
 }

@@ -40,11 +40,11 @@ const FILES_CYCLES: Cycles = Cycles {
     least: 60,
     uncounted: 10,
 };
-/// Of the cycles: a case has 10 minutes, of which a start and the last calls take some.
+/// Time for the cycles: a case has 10 minutes, of which a start and the last calls take some.
 const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
 const FILES_MAX: usize = 16;
-/// How long a driver is watched that has nothing to do, and the requests that it may make.
+/// Time for which an idle driver is observed, and the number of requests that it may make.
 const QUIET: Duration = Duration::from_secs(3);
 const REQUESTS_MAX: usize = 10;
 /// Deadline of a call while the API server does not answer.
@@ -68,12 +68,12 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             (claim, answer)
         }
     });
-    let when = || format!("of {AT_ONCE} prepares at once");
+
     let (mut first, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (claim, answer) in join_all(calls).await {
         let answer = answer
             .map_err(|status| failed("prepare", &status))
-            .with_context(when)?;
+            .with_context(|| format!("of {AT_ONCE} prepares at once"))?;
         match answer.of(&claim) {
             Ok(answer) => {
                 let known = first
@@ -95,8 +95,7 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         // that one that is excluded is refused now too.
         if first.contains_key(&uid) || plugin.client.prepare(&claim).await.is_ok() {
             return Err(error.context(format!(
-                "{}, a claim is refused that another call prepares",
-                when()
+                "of {AT_ONCE} prepares at once, a claim is refused that another call prepares"
             )));
         }
     }
@@ -189,18 +188,18 @@ async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// How often a claim is unprepared and prepared again.
+/// The repetitions of unprepare and prepare of a claim.
 struct Cycles {
-    /// As many as time allows, up to these.
+    /// Maximum number of cycles; fewer run if time is short.
     most: usize,
     /// Fewer say nothing.
     least: usize,
-    /// In the first ones a driver may grow.
+    /// Number of first cycles, in which the driver's usage may grow.
     uncounted: usize,
 }
 
 impl Cycles {
-    /// What the driver takes after the uncounted cycles and after the last one, or why it is not known.
+    /// Returns the driver's usage after the uncounted cycles and after the last one, or the reason why it is unknown.
     async fn run(
         &self,
         node: &mut TestNode,
@@ -245,8 +244,9 @@ impl Cycles {
             let why = format!("{done} cycles took {time:?}, and {} are needed", self.least);
             return Err(Outcome::NotDeclared(why));
         }
-        let unread = || Outcome::NotDeclared("what its processes take cannot be read".to_owned());
-        before.zip(after).map(<[Usage; 2]>::from).ok_or_else(unread)
+        before.zip(after).map(<[Usage; 2]>::from).ok_or_else(|| {
+            Outcome::NotDeclared("what its processes take cannot be read".to_owned())
+        })
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cycles_that_a_slow_driver_had_time_for_are_compared_from_the_least_number_on() {
+    fn results_need_the_minimum_of_cycles() {
         let usage = |memory| Some(Usage { memory, files: 1 });
         let known = |done| MEMORY_CYCLES.known(done, CYCLES_TIME, usage(1), usage(2));
         for done in [500, 666, 1000] {

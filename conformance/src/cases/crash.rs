@@ -95,8 +95,11 @@ async fn in_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         let claim = node.claim(&plugin, &devices[0]);
         plugin.client.prepare(&claim).await?;
         plugin = kill_during(node, &plugin, &claim, after, false).await?;
-        let when = || format!("after a crash {after} ms after the unprepare began");
-        plugin.client.unprepare(&claim).await.with_context(when)?;
+        plugin
+            .client
+            .unprepare(&claim)
+            .await
+            .with_context(|| format!("after a crash {after} ms after the unprepare began"))?;
     }
     Ok(Outcome::Passed)
 }
@@ -112,7 +115,7 @@ async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         .prepare(&claim)
         .await
         .context("after a reboot")?;
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
         ensure!(
             found.contains_key(id),
@@ -144,7 +147,7 @@ async fn damaged(node: &mut TestNode, damage: impl Fn(&Path) -> Result<()>) -> R
     let claim = node.claim(&plugin, &devices[0]);
     plugin.client.prepare(&claim).await?;
     node.kill().await;
-    let files = files(&node.state())?;
+    let files = files(&node.directories.state())?;
     if files.is_empty() {
         return Ok(Outcome::NotDeclared(
             "it keeps no file in its state directory".to_owned(),
@@ -208,7 +211,7 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let when = "with a state directory that is writable again";
     let plugin = node.begin().await.context(when)?;
     plugin.client.unprepare(&claim).await.context(when)?;
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
         ensure!(
             !found.contains_key(id),
@@ -223,7 +226,7 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn state_gone(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, _) = prepared(node).await?;
     node.kill().await;
-    empty(&node.state())?;
+    empty(&node.directories.state())?;
     let plugin = node.begin().await.context("without its state")?;
     plugin
         .client

@@ -29,7 +29,7 @@ level! {
     "device-plugin.kubelet-restart" => kubelet_restart,
 }
 
-/// Until the first list.
+/// Deadline for the first list.
 const LIST: Duration = Duration::from_secs(10);
 
 async fn begin(node: &mut TestNode) -> Result<DevicePluginClient<Channel>> {
@@ -120,12 +120,6 @@ async fn list(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 async fn list_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let ids = |devices: Vec<Device>| {
-        devices
-            .into_iter()
-            .map(|device| device.id)
-            .collect::<BTreeSet<_>>()
-    };
     let mut client = begin(node).await?;
     let before = ids(devices(node, &mut client).await?);
     node.stop().await?;
@@ -139,16 +133,25 @@ async fn list_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+fn ids(devices: Vec<Device>) -> BTreeSet<String> {
+    devices
+        .into_iter()
+        .map(|device| device.id)
+        .collect::<BTreeSet<_>>()
+}
+
 async fn ask(
     node: &TestNode,
     client: &mut DevicePluginClient<Channel>,
     containers: &[&[String]],
 ) -> Result<AllocateResponse> {
-    let container = |ids: &&[String]| ContainerAllocateRequest {
-        devices_ids: ids.to_vec(),
-    };
     let request = AllocateRequest {
-        container_requests: containers.iter().map(container).collect(),
+        container_requests: containers
+            .iter()
+            .map(|ids| ContainerAllocateRequest {
+                devices_ids: ids.to_vec(),
+            })
+            .collect(),
     };
     node.log.add(format!("→ Allocate {containers:?}"));
     let answer = within(node, "Allocate", client.allocate(request)).await;

@@ -28,9 +28,9 @@ level! {
     "features.rolling-update" => rolling_update,
 }
 
-/// Until a health stream has its first message.
+/// Deadline for the first message of a health stream.
 const HEALTH: Duration = Duration::from_secs(10);
-/// In a container, of the files of KEP-5304.
+/// Directory in a container of the files of KEP-5304.
 const METADATA_DIRECTORY: &str = "/var/run/kubernetes.io/dra-device-attributes";
 
 /// The devices of the first message that has some, of a stream that is opened for it.
@@ -136,7 +136,7 @@ async fn health_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, _, answer) = prepared(node).await?;
-    let devices = node.cdi_devices()?;
+    let devices = node.directories.cdi_devices()?;
     let of_answer = answer
         .iter()
         .flat_map(|device| &device.cdi_device_ids)
@@ -145,13 +145,12 @@ async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         .flat_map(|edits| [&edits["mounts"], &edits["ofAll"]["mounts"]])
         .filter_map(Value::as_array)
         .flatten();
-    let is_metadata = |mount: &&Value| {
-        mount["containerPath"]
-            .as_str()
-            .is_some_and(|path| path.starts_with(METADATA_DIRECTORY))
-    };
     let mut files = mounts
-        .filter(is_metadata)
+        .filter(|mount| {
+            mount["containerPath"]
+                .as_str()
+                .is_some_and(|path| path.starts_with(METADATA_DIRECTORY))
+        })
         .filter_map(|mount| mount["hostPath"].as_str())
         .peekable();
     if files.peek().is_none() {
@@ -180,12 +179,6 @@ async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let slices = node.slices(&plugin.name).await;
-    let pool = |slice: &Value| {
-        slice["spec"]["pool"]["name"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
     let mut known = BTreeSet::new();
     for slice in &slices {
         for set in slice["spec"]["sharedCounters"]
@@ -195,8 +188,9 @@ async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         {
             let counters = set["counters"].as_object().into_iter().flatten();
             known.extend(
-                counters
-                    .map(|(counter, _)| (pool(slice), set["name"].to_string(), counter.clone())),
+                counters.map(|(counter, _)| {
+                    (pool_name(slice), set["name"].to_string(), counter.clone())
+                }),
             );
         }
     }
@@ -205,18 +199,26 @@ async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             for consumed in device["consumesCounters"].as_array().into_iter().flatten() {
                 let set = consumed["counterSet"].to_string();
                 for (counter, _) in consumed["counters"].as_object().into_iter().flatten() {
-                    let is_known = known.contains(&(pool(slice), set.clone(), counter.clone()));
+                    let is_known =
+                        known.contains(&(pool_name(slice), set.clone(), counter.clone()));
                     ensure!(
                         is_known,
                         "device {} consumes {counter} of the counter set {set}, which pool {} does not have",
                         device["name"],
-                        pool(slice)
+                        pool_name(slice)
                     );
                 }
             }
         }
     }
     Ok(Outcome::Passed)
+}
+
+fn pool_name(slice: &Value) -> String {
+    slice["spec"]["pool"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 async fn taints(node: &mut TestNode, _: &Facts) -> Result<Outcome> {

@@ -41,7 +41,7 @@ pub(super) fn same(first: &[Device], second: &[Device], when: &str) -> Result<()
 
 /// Those of an answer that some CDI file has.
 fn in_files(node: &TestNode, answer: &[Device]) -> Result<Vec<String>> {
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
     Ok(ids.filter(|id| found.contains_key(*id)).cloned().collect())
 }
@@ -149,12 +149,14 @@ async fn none_left(node: &mut TestNode, plugin: &Plugin, answer: &[Device]) -> R
     let devices = node.devices(plugin).await?;
     let another = node.claim(plugin, &devices[0]);
     let of_another = plugin.client.prepare(&another).await?;
-    let is_shared = |id: &String| {
-        of_another
-            .iter()
-            .any(|device| device.cdi_device_ids.contains(id))
-    };
-    let left: Vec<_> = left.into_iter().filter(|id| !is_shared(id)).collect();
+    let left: Vec<_> = left
+        .into_iter()
+        .filter(|id| !{
+            of_another
+                .iter()
+                .any(|device| device.cdi_device_ids.contains(id))
+        })
+        .collect();
     ensure!(
         left.is_empty(),
         "after the unprepare CDI files have {left:?}"

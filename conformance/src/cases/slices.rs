@@ -27,9 +27,9 @@ level! {
     "slices.one-write" => one_write,
 }
 
-/// Until a driver has brought its slices back.
+/// Deadline for a driver to restore its slices.
 const REPAIR: Duration = Duration::from_secs(30);
-/// In which a driver that has what it wants writes nothing more.
+/// Time in which a driver whose slices are as desired writes nothing more.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The driver with its slices, which are there.
@@ -75,17 +75,20 @@ pub(super) fn names(slices: &[Value]) -> Vec<DeviceId> {
 }
 
 fn writes(node: &TestNode) -> Vec<Seen> {
-    let is_write = |seen: &Seen| {
-        seen.resource == "resourceslices"
-            && matches!(
-                seen.verb.as_str(),
-                "create" | "update" | "patch" | "delete" | "deletecollection"
-            )
-    };
-    node.api.requests().into_iter().filter(is_write).collect()
+    node.api
+        .requests()
+        .into_iter()
+        .filter(|seen| {
+            seen.resource == "resourceslices"
+                && matches!(
+                    seen.verb.as_str(),
+                    "create" | "update" | "patch" | "delete" | "deletecollection"
+                )
+        })
+        .collect()
 }
 
-/// Whether the API server has seen a driver write a slice, or has one.
+/// Returns whether the API server has a slice or has seen the driver write one.
 pub(super) fn are_written(node: &TestNode) -> bool {
     let has_some = node
         .api
@@ -125,7 +128,7 @@ async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 async fn node(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    // Whatever it publishes: under another name they would not be found as its own.
+    // The driver runs under its own name: slices under another name would not be recognized as its own.
     let plugin = node.begin().await?;
     let slices = node
         .slices_until(&plugin.name, node.options.slices_timeout, |slices| {
@@ -167,9 +170,12 @@ async fn owner(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             &slice["metadata"]["name"],
             &slice["metadata"]["ownerReferences"],
         );
-        let is_node = |owner: &Value| owner["kind"] == "Node" && owner["name"] == NODE;
         ensure!(
-            owners.as_array().into_iter().flatten().any(is_node),
+            owners
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|owner| owner["kind"] == "Node" && owner["name"] == NODE),
             "slice {name} has the owners {owners}"
         );
     }
@@ -246,10 +252,11 @@ async fn quiet_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn wipe(node: &TestNode, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
     node.log.add("all slices of the node are deleted");
     node.api.kubelet_starts(NODE);
-    let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
-    node.slices_until(&plugin.name, REPAIR, is_back)
-        .await
-        .context("deleted slices are not published again within 30 s")
+    node.slices_until(&plugin.name, REPAIR, |found| {
+        is_complete(found) && names(found) == names(slices)
+    })
+    .await
+    .context("deleted slices are not published again within 30 s")
 }
 
 async fn wiped(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
@@ -260,14 +267,13 @@ async fn wiped(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 /// The first slice that has devices.
 fn with_devices(slices: &[Value]) -> Result<&Value> {
-    let has_some = |slice: &&Value| {
-        slice["spec"]["devices"]
-            .as_array()
-            .is_some_and(|list| !list.is_empty())
-    };
     slices
         .iter()
-        .find(has_some)
+        .find(|slice| {
+            slice["spec"]["devices"]
+                .as_array()
+                .is_some_and(|list| !list.is_empty())
+        })
         .context("no slice has a device")
 }
 
@@ -281,10 +287,11 @@ async fn repair(node: &TestNode, plugin: &Plugin, slices: &[Value]) -> Result<Ve
     node.api.edit("resourceslices", "", name, |slice| {
         slice["spec"]["devices"].as_array_mut().map(Vec::pop);
     });
-    let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
-    node.slices_until(&plugin.name, REPAIR, is_back)
-        .await
-        .context("a changed slice is not brought back within 30 s")
+    node.slices_until(&plugin.name, REPAIR, |found| {
+        is_complete(found) && names(found) == names(slices)
+    })
+    .await
+    .context("a changed slice is not brought back within 30 s")
 }
 
 async fn repaired(node: &mut TestNode, _: &Facts) -> Result<Outcome> {

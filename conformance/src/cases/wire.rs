@@ -33,7 +33,7 @@ level! {
     "wire.batch-independent" => batch_independent,
 }
 
-/// Of a Unix socket, with the zero byte at its end.
+/// Maximum length of the path of a Unix socket, which leaves room for the zero byte at its end.
 const SOCKET_BYTES_MAX: usize = 107;
 
 async fn registers(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
@@ -231,7 +231,7 @@ async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             "its answers name no CDI devices".to_owned(),
         ));
     }
-    let found = node.cdi_devices()?;
+    let found = node.directories.cdi_devices()?;
     for id in ids {
         ensure!(
             found.contains_key(id),

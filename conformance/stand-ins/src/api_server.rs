@@ -15,6 +15,7 @@ mod cluster;
 mod convert;
 mod fault;
 mod objects;
+mod seen;
 mod serve;
 mod state;
 #[cfg(test)]
@@ -22,8 +23,9 @@ mod tests;
 
 pub use cluster::{Allocated, Pod};
 pub use fault::{Fault, FaultId, When};
+pub use seen::Seen;
 pub use serve::Broken;
-pub use state::{Seen, State};
+pub use state::State;
 
 use crate::deadline::{DEADLINE, within};
 use serve::Listening;
@@ -54,7 +56,7 @@ impl ApiServer {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Answers a request without a connection: for tests with a paused clock, which goes on while a socket is waited for.
+    /// Answers a request without a connection: for tests with a paused clock, which advances while a task waits for a socket.
     pub async fn handle<B>(
         &self,
         request: http::Request<B>,
@@ -152,13 +154,13 @@ impl ApiServer {
             .change(|state| state.rules = Some(rules.to_vec()));
     }
 
-    /// What becomes of requests that `when` matches, until it is lifted.
+    /// Injects a fault into requests that `when` matches, until it is lifted.
     pub fn fail(&self, fault: Fault, when: When) -> FaultId {
         self.shared
             .change(|state| state.faults.add(fault, when, None))
     }
 
-    /// What becomes of the next `times` requests that `when` matches.
+    /// Injects a fault into the next `times` requests that `when` matches.
     pub fn fail_times(&self, times: usize, fault: Fault, when: When) -> FaultId {
         self.shared
             .change(|state| state.faults.add(fault, when, Some(times)))
@@ -172,7 +174,7 @@ impl ApiServer {
         self.shared.change(|state| state.faults.lift_all());
     }
 
-    /// Forgets the changes until now: a watch that would go on from one of them gets 410 and lists again.
+    /// Forgets the changes until now: a watch that would resume from one of them gets 410 and lists again.
     pub fn compact(&self) {
         self.shared.server.forget_history();
     }
@@ -237,7 +239,7 @@ impl ApiServer {
         }
     }
 
-    /// As [`Self::wait_for`], for what needs no answer.
+    /// Waits as [`Self::wait_for`] does, for a condition without a result.
     pub async fn wait_until(&self, what: &str, mut look: impl FnMut(&State) -> bool) {
         self.wait_for(what, |state| look(state).then_some(())).await;
     }

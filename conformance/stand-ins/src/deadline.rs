@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// What every wait in this crate ends after, with a panic that tells what was seen until then.
+/// Time after which every wait in this crate ends, with a panic that reports the events until then.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// `None` when the time is over first.

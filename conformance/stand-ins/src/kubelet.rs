@@ -15,9 +15,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub mod authority;
+mod device_plugin;
 mod devices;
 mod dra;
 mod health;
+mod instance;
 mod plugins;
 mod pod_resources;
 mod pods;
@@ -25,9 +27,9 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{Allocation, Resource};
+pub use device_plugin::{Allocation, Resource};
 pub use dra::{ClaimRef, Driver};
-pub use health::DeviceHealth;
+pub use instance::DeviceHealth;
 pub use pods::{PodsAnswer, PodsApi};
 pub use state::{Call, View};
 
@@ -37,14 +39,14 @@ use state::Shared;
 /// Called with slices to delete: of one driver, or of all when the kubelet starts.
 pub type Wipes = Arc<dyn Fn(Option<&str>) + Send + Sync>;
 
-/// What a kubelet is started with. The figures are those of a real one.
+/// The options of a kubelet. The default values are those of a real one.
 #[derive(Clone)]
 pub struct KubeletOptions {
     pub dial_timeout: Duration,
     pub call_timeout: Duration,
     /// The first pause after a registration that failed; it doubles.
     pub register_again: Duration,
-    /// Without a connection to a driver.
+    /// Time without a connection to a driver until its slices are wiped.
     pub wipe_after: Duration,
     pub health_again: Duration,
     pub wipes: Option<Wipes>,
@@ -175,7 +177,7 @@ impl Kubelet {
         }
     }
 
-    /// As [`Self::wait_for`], for what needs no answer.
+    /// Waits as [`Self::wait_for`] does, for a condition without a result.
     pub async fn wait_until(&self, what: &str, mut look: impl FnMut(&View<'_>) -> bool) {
         self.wait_for(what, |view| look(view).then_some(())).await;
     }

@@ -20,7 +20,7 @@ pub(crate) struct PoolConfig {
     pub(crate) paths: Vec<String>,
     #[serde(default = "read_write")]
     pub(crate) permissions: String,
-    /// Whether several claims may use a node at once.
+    /// True if several claims may use a node at once.
     #[serde(default)]
     pub(crate) shared: bool,
     #[serde(default)]

@@ -106,7 +106,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schema_is_json_and_names_every_key_of_the_shipped_config() {
+fn schema_names_every_shipped_config_key() {
     let schema: Value = serde_json::from_str(&DeviceNodesDriver::config_schema().unwrap()).unwrap();
     let known = &schema["properties"]["pools"]["items"]["properties"];
     for pool in shipped_config()["pools"].as_array().unwrap() {
@@ -117,7 +117,7 @@ fn the_schema_is_json_and_names_every_key_of_the_shipped_config() {
 }
 
 #[test]
-fn a_device_says_what_its_node_is() {
+fn device_attributes_describe_its_node() {
     let inventory = node().discover().unwrap();
     let tun = inventory.device("misc", "net-tun").unwrap();
     assert_eq!(tun.attribute_value("path"), Some(&"/dev/net/tun".into()));
@@ -133,7 +133,7 @@ fn a_device_says_what_its_node_is() {
 }
 
 #[test]
-fn a_block_device_has_a_size_where_the_kernel_tells_it() {
+fn block_device_reports_its_known_size() {
     let inventory = node().discover().unwrap();
     assert_eq!(
         inventory.device("loop", "loop0").unwrap().capacities[0].value,
@@ -143,7 +143,7 @@ fn a_block_device_has_a_size_where_the_kernel_tells_it() {
 }
 
 #[test]
-fn a_node_without_a_directory_in_sysfs_is_published_all_the_same() {
+fn node_without_sysfs_directory_is_published() {
     let node = Harness::<DeviceNodesDriver>::new();
     node.fake().character_node("/dev/ttyUSB0", 188, 0);
     node.config(json!({"pools": [{"name": "serial", "paths": ["/dev/ttyUSB*"]}]}));
@@ -158,7 +158,7 @@ fn a_node_without_a_directory_in_sysfs_is_published_all_the_same() {
 }
 
 #[test]
-fn paths_that_come_to_the_same_name_stay_apart_and_overlapping_globs_do_not_double() {
+fn colliding_names_differ_overlapping_globs_deduplicate() {
     let node = Harness::<DeviceNodesDriver>::new();
     node.fake()
         .character_node("/dev/snd/a-b", 116, 1)
@@ -176,7 +176,7 @@ fn paths_that_come_to_the_same_name_stay_apart_and_overlapping_globs_do_not_doub
 }
 
 #[test]
-fn a_claim_gets_its_nodes_with_permissions_and_environment() {
+fn claim_gets_nodes_permissions_and_environment() {
     let node = node();
     let claim = Claim::new("default", "demo", "uid")
         .device("fuse", "misc", "fuse")
@@ -207,7 +207,7 @@ fn a_claim_gets_its_nodes_with_permissions_and_environment() {
 }
 
 #[test]
-fn permissions_and_environment_of_the_pool_reach_the_container() {
+fn pool_permissions_and_environment_reach_container() {
     let node = Harness::<DeviceNodesDriver>::new();
     node.fake().character_node("/dev/hwrng", 10, 183);
     node.config(json!({"pools": [{
@@ -240,7 +240,7 @@ fn what_is_gone_is_not_found() {
 }
 
 #[test]
-fn a_glob_beyond_what_the_driver_asks_for_is_denied() {
+fn glob_beyond_requested_capabilities_is_denied() {
     let node = node();
     node.config(json!({"pools": [{"name": "p", "paths": ["/dev/sda"]}]}));
     assert_eq!(node.discover().unwrap_err().kind, ProblemKind::Denied);
@@ -258,7 +258,7 @@ fn no_config_is_no_devices() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let pool = |pool: Value| json!({ "pools": [pool] });
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),

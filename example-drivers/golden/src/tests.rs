@@ -16,7 +16,7 @@ fn claim() -> Claim {
 }
 
 #[test]
-fn the_shipped_grant_is_all_that_it_needs() {
+fn shipped_grant_covers_all_operations() {
     let grant = Grant::parse(include_str!("../golden.grant.yaml")).unwrap();
     let node = node();
     let inventory = node.grant(&grant).discover().unwrap();
@@ -31,7 +31,7 @@ fn the_shipped_grant_is_all_that_it_needs() {
 }
 
 #[test]
-fn each_device_has_the_mode_that_was_asked_for_it() {
+fn each_device_gets_its_requested_mode() {
     let claim = claim()
         .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "quiet"}"#)
         .with_parameters(ParametersSource::Claim, ["right"], "{}");
@@ -40,7 +40,7 @@ fn each_device_has_the_mode_that_was_asked_for_it() {
 }
 
 #[test]
-fn a_mode_that_is_none_is_refused_for_good() {
+fn unknown_mode_is_refused_permanently() {
     for (parameters, code) in [
         (r#"{"mode": "loud"}"#, "no-such-mode"),
         (r#"{"made": 1}"#, "bad-parameters"),

@@ -41,7 +41,7 @@ struct Selector {
     device: Option<String>,
     /// Kernel driver that the GPU is bound to.
     driver: Option<String>,
-    /// Whether the GPU is a virtual function of another.
+    /// True if the GPU is a virtual function of another.
     virtual_function: Option<bool>,
 }
 
@@ -117,29 +117,30 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, function: &Function) -> bool {
-        let same =
-            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
-        same(&self.vendor, &function.vendor)
-            && same(&self.device, &function.device)
-            && same(&self.driver, function.driver.as_deref().unwrap_or_default())
+        is_allowed(&self.vendor, &function.vendor)
+            && is_allowed(&self.device, &function.device)
+            && is_allowed(&self.driver, function.driver.as_deref().unwrap_or_default())
             && self
                 .virtual_function
                 .is_none_or(|wanted| wanted == function.physfn.is_some())
     }
 }
 
-/// Whether the path has a wildcard, so that it may match several files or none.
+fn is_allowed(wanted: &Option<String>, is: &str) -> bool {
+    wanted.as_ref().is_none_or(|wanted| wanted == is)
+}
+
+/// Returns whether the path has a wildcard, so that it may match several files or none.
 pub(crate) fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '[', ']', '{', '}'])
 }
 
 fn is_plain(path: &str) -> bool {
-    let is_plain = |rest: &str| {
+    path.strip_prefix('/').is_some_and(|rest| {
         !rest
             .split('/')
             .any(|segment| matches!(segment, "" | "." | ".."))
-    };
-    path.strip_prefix('/').is_some_and(is_plain)
+    })
 }
 
 fn vendor_number(vendor: &str) -> Result<String, String> {

@@ -13,7 +13,7 @@ const COUNTERS_MAX: usize = 32;
 const TEXT_BYTES_MAX: usize = 64;
 const UNUSABLE_TAINT: &str = "gpu.nodedock.dev/unusable";
 
-/// Which device of a GPU a name means.
+/// The device of a GPU that a name means.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,
@@ -73,15 +73,18 @@ pub(crate) fn devices(
         return vec![whole];
     }
     let set = counters.add(&label, migs.len());
-    let consumption = |count: usize| CounterSet::new(&set).counter(&label, count.to_string());
-    whole = whole.consumes(consumption(migs.len()));
+    whole = whole.consumes(consumption(&set, &label, migs.len()));
     let mut devices = Vec::new();
     for mig in migs {
         whole = whole.identity(mig_identity(function, mig));
-        devices.push(mig_device(machine, function, mig).consumes(consumption(1)));
+        devices.push(mig_device(machine, function, mig).consumes(consumption(&set, &label, 1)));
     }
     devices.insert(0, whole);
     devices
+}
+
+fn consumption(set: &str, label: &str, count: usize) -> CounterSet {
+    CounterSet::new(set).counter(label, count.to_string())
 }
 
 fn gpu(machine: &Machine, function: &Function) -> Device {
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_of_gpus_or_of_their_instances() {
+    fn names_parse_as_gpus_or_instances() {
         let address = || Address::parse("0000:3b:00.0").unwrap();
         assert_eq!(parse_name("0000-3b-00-0"), Some((address(), Part::Whole)));
         assert_eq!(
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_exact_in_the_largest_unit() {
+    fn memory_is_exact_in_largest_unit() {
         assert_eq!(quantity(16 << 30), "16Gi");
         assert_eq!(quantity(17_163_091_968), "16368Mi");
         assert_eq!(quantity(1025), "1025");
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_at_most_32_counters() {
+    fn counter_sets_hold_at_most_32() {
         let mut counters = MigCounters::default();
         let sets: Vec<_> = (0..33)
             .map(|gpu| counters.add(&format!("gpu-{gpu}"), 7))

@@ -79,10 +79,12 @@ impl Files {
             );
             return Err(Problem::invalid("too-many-files", message));
         }
-        let mount = |edits: ContainerEdits, (container, host): (String, String)| {
-            edits.mount(Mount::read_only(host, container))
-        };
-        Ok(self.mounts.into_iter().fold(ContainerEdits::new(), mount))
+        Ok(self
+            .mounts
+            .into_iter()
+            .fold(ContainerEdits::new(), |edits, (container, host)| {
+                edits.mount(Mount::read_only(host, container))
+            }))
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Function {
     pub(crate) address: Address,
     /// Root port's bus, such as `pci0000:00`.
     pub(crate) root: Option<String>,
-    /// As the next two fields: `0x` and hex digits.
+    /// Vendor ID, as the next two fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,
@@ -166,19 +166,16 @@ fn drm(host: &Host, directory: &str) -> Result<Vec<DrmNode>, Problem> {
 
 /// Returns the card or render node that a `uevent` file describes. Control nodes, which old kernels have, give access to nothing.
 fn drm_node(uevent: &str) -> Option<DrmNode> {
-    let value = |key: &str| {
-        uevent
-            .lines()
-            .filter_map(|line| line.split_once('='))
-            .find_map(|(name, value)| (name == key).then_some(value))
-    };
-    let name = value("DEVNAME")?.strip_prefix("dri/")?;
+    let name = uevent_value(uevent, "DEVNAME")?.strip_prefix("dri/")?;
     let is_usable = ["card", "renderD"].iter().any(|kind| {
         let number = name.strip_prefix(kind).unwrap_or_default();
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     });
     is_usable.then_some(())?;
-    let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
+    let (major, minor) = (
+        uevent_value(uevent, "MAJOR")?.parse().ok()?,
+        uevent_value(uevent, "MINOR")?.parse().ok()?,
+    );
     Some(DrmNode {
         path: format!("/dev/dri/{name}"),
         major,
@@ -186,12 +183,19 @@ fn drm_node(uevent: &str) -> Option<DrmNode> {
     })
 }
 
+fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
+    uevent
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .find_map(|(name, value)| (name == key).then_some(value))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn cards_and_render_nodes_are_nodes_and_nothing_else_is() {
+    fn cards_and_render_nodes_are_recognized() {
         let uevent =
             |name: &str| format!("MAJOR=226\nMINOR=128\nDEVNAME={name}\nDEVTYPE=drm_minor");
         let node = DrmNode {

@@ -29,7 +29,6 @@ nodedock_sdk::export_driver!(Gpu: Configuration, Health);
 
 impl Driver for Gpu {
     fn describe() -> DriverInfo {
-        let below = |name: &str| format!("bus/pci/devices/*/{name}");
         DriverInfo::new("gpu.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("GPUs of AMD, Intel and NVIDIA, and MIG instances, with their device nodes")
             .sysfs_read(["bus/pci/devices/*"])
@@ -37,7 +36,7 @@ impl Driver for Gpu {
                 function::FILES
                     .into_iter()
                     .chain(function::LINKS)
-                    .map(below),
+                    .map(|name| format!("bus/pci/devices/*/{name}")),
             )
             .host_files(nvidia::FILES.into_iter().chain(files::LIBRARIES))
             .device_nodes(machine::NODE_GLOBS)
@@ -51,13 +50,17 @@ impl Driver for Gpu {
         let config = Config::read(&ctx.config)?;
         let machine = Machine::read(host)?;
         let functions = function::all(host)?;
-        let pool = |(index, pool): (usize, &PoolConfig)| {
-            let chosen = functions
-                .iter()
-                .filter(|function| config.pool_of(function) == Some(index));
-            publish(&machine, pool, chosen)
-        };
-        Ok(config.pools().iter().enumerate().map(pool).collect())
+        Ok(config
+            .pools()
+            .iter()
+            .enumerate()
+            .map(|(index, pool)| {
+                let chosen = functions
+                    .iter()
+                    .filter(|function| config.pool_of(function) == Some(index));
+                publish(&machine, pool, chosen)
+            })
+            .collect())
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
@@ -165,24 +168,18 @@ fn allocated_device<'a>(
     allocated: &AllocatedDevice,
 ) -> Result<(&'a PoolConfig, Function, Vec<DeviceNode>), Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
-    let missing = |reason: &str| {
-        Err(Problem::not_found(
-            "no-such-device",
-            format!("device {pool}/{device}: {reason}"),
-        ))
-    };
     let Some((address, part)) = device::parse_name(device) else {
-        return missing("no name of a GPU");
+        return missing(allocated, "no name of a GPU");
     };
     let Some(function) = Function::read(host, address)? else {
-        return missing("the GPU is not there");
+        return missing(allocated, "the GPU is not there");
     };
     let offered = match config
         .pool_of(&function)
         .map(|index| &config.pools()[index])
     {
         Some(offered) if offered.name == *pool => offered,
-        _ => return missing("the config does not offer the GPU in this pool"),
+        _ => return missing(allocated, "the config does not offer the GPU in this pool"),
     };
     let nodes = match part {
         Part::Whole => machine.gpu_nodes(&function)?,
@@ -194,9 +191,16 @@ fn allocated_device<'a>(
                 .find(|mig| (mig.gpu_instance, mig.compute_instance) == wanted)
             {
                 Some(mig) => machine.mig_nodes(&function, mig)?,
-                None => return missing("the GPU has no such MIG instance"),
+                None => return missing(allocated, "the GPU has no such MIG instance"),
             }
         }
     };
     Ok((offered, function, nodes))
+}
+
+fn missing<T>(allocated: &AllocatedDevice, reason: &str) -> Result<T, Problem> {
+    Err(Problem::not_found(
+        "no-such-device",
+        format!("device {}/{}: {reason}", allocated.pool, allocated.device),
+    ))
 }

@@ -162,7 +162,6 @@ impl Machine {
 
 /// Refuses a node that is left from before the kernel driver got other numbers.
 fn checked(needed: Needed, node: &NodeInfo) -> Result<DeviceNode, Problem> {
-    let differs = |number: Option<u32>, is: u32| number.is_some_and(|number| number != is);
     if differs(needed.major, node.major) || differs(needed.minor, node.minor) {
         let message = format!(
             "{} has number {}:{}, and the kernel another",
@@ -175,6 +174,10 @@ fn checked(needed: Needed, node: &NodeInfo) -> Result<DeviceNode, Problem> {
         minor: needed.minor,
         ..DeviceNode::new(needed.path)
     })
+}
+
+fn differs(number: Option<u32>, is: u32) -> bool {
+    number.is_some_and(|number| number != is)
 }
 
 fn no_driver(function: &Function) -> Problem {

@@ -31,7 +31,7 @@ pub(crate) struct Information {
     pub(crate) minor: u32,
     pub(crate) model: Option<String>,
     pub(crate) uuid: Option<String>,
-    /// Whether the kernel driver does not use the GPU, as its module parameter demands.
+    /// True if the kernel driver does not use the GPU, as its module parameter demands.
     pub(crate) is_excluded: bool,
 }
 
@@ -55,7 +55,7 @@ impl Mig {
 #[derive(Debug, Default)]
 pub(crate) struct Nvidia {
     gpus: BTreeMap<Address, Information>,
-    /// By minor number of the GPU.
+    /// MIG instances by minor number of the GPU.
     migs: BTreeMap<u32, Vec<Mig>>,
     /// Major numbers of character devices by name.
     majors: BTreeMap<String, u32>,
@@ -160,12 +160,13 @@ fn capabilities(host: &Host, pattern: &str) -> Result<Vec<(Vec<u32>, u32)>, Prob
 
 /// Returns the numbers of the segments `gpuN`, `giN`, `ciN`, in their order.
 fn numbers(path: &str) -> Vec<u32> {
-    let number = |segment: &str| {
-        ["gpu", "gi", "ci"]
-            .iter()
-            .find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
-    };
-    path.split('/').filter_map(number).collect()
+    path.split('/')
+        .filter_map(|segment| {
+            ["gpu", "gi", "ci"]
+                .iter()
+                .find_map(|prefix| segment.strip_prefix(prefix)?.parse().ok())
+        })
+        .collect()
 }
 
 fn information(text: &str) -> Option<Information> {
@@ -203,9 +204,9 @@ fn majors(text: &str) -> BTreeMap<String, u32> {
 /// Returns the version of the kernel module: `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …`.
 fn version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version"))?;
-    let is_version =
-        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
-    line.split_whitespace().find(is_version).map(str::to_owned)
+    line.split_whitespace()
+        .find(|word| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok()))
+        .map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_is_read_from_its_information() {
+    fn gpu_is_read_from_its_information() {
         let text = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 293\nGPU UUID: \t GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5\n\
                     Bus Location: \t 0000:07:00.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n";
         let gpu = information(text).unwrap();
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_word_of_numbers_and_dots() {
+    fn version_consists_of_numbers_and_dots() {
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  12.3.0\n";
         assert_eq!(version(closed).as_deref(), Some("535.104.05"));

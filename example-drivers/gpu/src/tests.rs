@@ -166,7 +166,7 @@ fn assert_texts(device: &Device, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn the_shipped_grant_covers_the_request_and_the_shipped_config_fits() {
+fn shipped_grant_covers_requested_capabilities() {
     let grant = Grant::parse(include_str!("../gpu.grant.yaml")).unwrap();
     assert_eq!(grant.missing(&Gpu::describe()), Vec::<String>::new());
     let config: Value = serde_saphyr::from_str(include_str!("../gpu.config.yaml")).unwrap();
@@ -179,7 +179,7 @@ fn the_shipped_grant_covers_the_request_and_the_shipped_config_fits() {
 }
 
 #[test]
-fn the_schema_is_json_and_refuses_unknown_keys() {
+fn schema_refuses_unknown_keys() {
     let schema: Value = serde_json::from_str(&Gpu::config_schema().unwrap()).unwrap();
     let pool = &schema["properties"]["pools"]["items"];
     for object in [&schema, pool, &pool["properties"]["select"]["items"]] {
@@ -188,7 +188,7 @@ fn the_schema_is_json_and_refuses_unknown_keys() {
 }
 
 #[test]
-fn without_a_config_one_pool_has_the_gpus_of_three_vendors_and_nothing_else() {
+fn default_pool_has_all_supported_gpus() {
     let inventory = node().discover().unwrap();
     assert_eq!(inventory.pools.len(), 1);
     assert_eq!(
@@ -208,7 +208,7 @@ fn without_a_config_one_pool_has_the_gpus_of_three_vendors_and_nothing_else() {
 }
 
 #[test]
-fn an_amd_gpu_has_its_product_memory_and_partitions() {
+fn amd_gpu_has_product_memory_partitions() {
     let inventory = node().discover().unwrap();
     let gpu = device(&inventory, "0000-3b-00-0");
     assert_texts(
@@ -241,7 +241,7 @@ fn an_amd_gpu_has_its_product_memory_and_partitions() {
 }
 
 #[test]
-fn an_amd_gpu_comes_with_its_drm_nodes_and_the_compute_node() {
+fn amd_gpu_has_drm_compute_nodes() {
     let node = node();
     let edits = edits_of(&node, "0000-3b-00-0").unwrap();
     assert_eq!(
@@ -266,7 +266,7 @@ fn an_amd_gpu_comes_with_its_drm_nodes_and_the_compute_node() {
 }
 
 #[test]
-fn an_intel_gpu_has_memory_only_where_its_kernel_driver_shows_it() {
+fn intel_gpu_has_memory_if_reported() {
     let node = node();
     let gpu = |node: &Harness<Gpu>| device(&node.discover().unwrap(), "0000-00-02-0");
     assert_eq!(gpu(&node).capacities, []);
@@ -296,7 +296,7 @@ fn an_intel_gpu_has_memory_only_where_its_kernel_driver_shows_it() {
 }
 
 #[test]
-fn a_virtual_function_names_its_physical_function_and_can_be_selected() {
+fn virtual_function_names_its_physical_function() {
     let node = node();
     add_function(node.fake(), AMD_VF, "0x1002", "0x120000", "amdgpu");
     add_drm(node.fake(), AMD_VF, 5);
@@ -320,7 +320,7 @@ fn a_virtual_function_names_its_physical_function_and_can_be_selected() {
 }
 
 #[test]
-fn an_nvidia_gpu_has_what_its_kernel_driver_says() {
+fn nvidia_gpu_has_kernel_driver_attributes() {
     let gpu = device(&node().discover().unwrap(), "0000-81-00-0");
     assert_texts(
         &gpu,
@@ -335,7 +335,7 @@ fn an_nvidia_gpu_has_what_its_kernel_driver_says() {
 }
 
 #[test]
-fn an_nvidia_gpu_comes_with_the_nodes_that_exist_under_its_minor_number() {
+fn nvidia_gpu_has_nodes_by_minor() {
     let node = node();
     let prepared = node.prepare(&claim("0000-81-00-0")).unwrap();
     let nodes = [
@@ -359,7 +359,7 @@ fn an_nvidia_gpu_comes_with_the_nodes_that_exist_under_its_minor_number() {
 }
 
 #[test]
-fn mig_instances_are_devices_beside_their_gpu_and_exclude_it() {
+fn mig_instances_exclude_their_whole_gpu() {
     let node = node();
     add_mig(node.fake());
     let inventory = node.discover().unwrap();
@@ -412,7 +412,7 @@ fn mig_instances_are_devices_beside_their_gpu_and_exclude_it() {
 }
 
 #[test]
-fn a_mig_instance_comes_with_its_capabilities_and_with_no_other() {
+fn mig_instance_gets_only_its_capabilities() {
     let node = node();
     add_mig(node.fake());
     let edits = edits_of(&node, "0000-81-00-0-gi1-ci1").unwrap();
@@ -439,7 +439,7 @@ fn a_mig_instance_comes_with_its_capabilities_and_with_no_other() {
 }
 
 #[test]
-fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
+fn vanished_gpu_is_not_found() {
     let node = node();
     add_mig(node.fake());
     node.discover().unwrap();
@@ -469,7 +469,7 @@ fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
 }
 
 #[test]
-fn a_gpu_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
+fn only_vanished_gpus_are_skipped() {
     let node = node();
     let failed = Problem::unavailable("io-error", "no memory");
     node.fake()
@@ -506,7 +506,7 @@ fn faults(node: &Harness<Gpu>, name: &str) -> (String, String, bool) {
 }
 
 #[test]
-fn a_gpu_without_its_nodes_is_tainted_unhealthy_and_retried() {
+fn gpu_without_nodes_is_tainted() {
     let fault = |code: &str| (code.to_owned(), code.to_owned(), false);
     let node = node();
     assert!(
@@ -531,7 +531,7 @@ fn a_gpu_without_its_nodes_is_tainted_unhealthy_and_retried() {
 }
 
 #[test]
-fn a_gpu_that_its_kernel_driver_excludes_is_unusable() {
+fn gpu_excluded_by_kernel_is_unusable() {
     let node = node();
     node.fake().host_file(
         "/proc/driver/nvidia/gpus/0000:81:00.0/information",
@@ -541,7 +541,7 @@ fn a_gpu_that_its_kernel_driver_excludes_is_unusable() {
 }
 
 #[test]
-fn a_mig_instance_without_its_capability_node_is_unusable_and_the_others_are_not() {
+fn mig_instance_needs_its_capability_node() {
     let node = node();
     add_mig(node.fake());
     node.fake().remove("/dev/nvidia-caps/nvidia-cap22");
@@ -559,7 +559,7 @@ fn prepare_with_libraries(node: &Harness<Gpu>, files: Value) -> Result<Prepared,
 }
 
 #[test]
-fn libraries_are_mounted_read_only_from_the_files_that_their_names_lead_to() {
+fn library_link_targets_are_mounted_readonly() {
     let node = node();
     let library = "/usr/lib/x86_64-linux-gnu/libcuda.so";
     node.fake()
@@ -597,7 +597,7 @@ fn libraries_are_mounted_read_only_from_the_files_that_their_names_lead_to() {
 }
 
 #[test]
-fn libraries_that_are_missing_not_granted_or_too_many_are_problems() {
+fn unusable_libraries_are_reported_as_problems() {
     let node = node();
     for index in 0..65 {
         node.fake()
@@ -628,7 +628,7 @@ fn libraries_that_are_missing_not_granted_or_too_many_are_problems() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let select = |selector: Value| json!({"pools": [{"name": "p", "select": [selector]}]});
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),
@@ -681,7 +681,7 @@ fn recorded(archive: &str) -> Option<Harness<Gpu>> {
 }
 
 #[test]
-fn a_recorded_emulated_gpu_is_offered_where_a_pool_selects_its_vendor() {
+fn recorded_emulated_gpu_can_be_selected() {
     let Some(node) = recorded("hwloc-2pa-pcidomain32bits.tar.bz2") else {
         return;
     };
@@ -702,7 +702,7 @@ fn a_recorded_emulated_gpu_is_offered_where_a_pool_selects_its_vendor() {
 }
 
 #[test]
-fn a_recorded_nvidia_gpu_without_its_files_in_proc_is_listed_as_unusable() {
+fn recorded_nvidia_without_proc_is_unusable() {
     let Some(node) = recorded("ghw-linux-amd64-accel-nvidia.tar.gz") else {
         return;
     };
@@ -721,7 +721,7 @@ fn a_recorded_nvidia_gpu_without_its_files_in_proc_is_listed_as_unusable() {
 }
 
 #[test]
-fn recorded_functions_without_a_vendor_are_left_out() {
+fn recorded_functions_without_vendor_are_skipped() {
     let Some(node) = recorded("hwloc-nvidiagpunumanodes.tar.bz2") else {
         return;
     };
@@ -729,7 +729,7 @@ fn recorded_functions_without_a_vendor_are_left_out() {
 }
 
 #[test]
-fn recorded_accelerators_of_other_vendors_are_no_gpus_without_a_selection() {
+fn recorded_other_accelerators_need_a_selection() {
     let Some(node) = recorded("ghw-linux-amd64-accel.tar.gz") else {
         return;
     };

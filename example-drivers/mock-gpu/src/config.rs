@@ -35,7 +35,7 @@ pub(crate) struct PoolConfig {
     /// NUMA nodes that are assigned to the GPUs round robin.
     #[serde(default)]
     numa_nodes: Vec<u32>,
-    /// Whether several claims may use a GPU at once, each with a share of its memory.
+    /// True if several claims may use a GPU at once, each with a share of its memory.
     #[serde(default)]
     pub(crate) shared: bool,
     /// Number of equal parts of a GPU; each is a device beside the whole one.
@@ -296,11 +296,12 @@ fn hash(text: &str, seed: u64) -> u64 {
 
 fn is_version(text: &str) -> bool {
     let parts: Vec<_> = text.split('.').collect();
-    let number = |part: &&str| {
-        let canonical = *part == "0" || !part.starts_with('0');
-        canonical && !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit())
-    };
-    text.len() <= TEXT_BYTES_MAX && parts.len() == 3 && parts.iter().all(number)
+    text.len() <= TEXT_BYTES_MAX
+        && parts.len() == 3
+        && parts.iter().all(|part| {
+            let canonical = *part == "0" || !part.starts_with('0');
+            canonical && !part.is_empty() && part.bytes().all(|digit| digit.is_ascii_digit())
+        })
 }
 
 fn bad(reason: &str) -> Problem {

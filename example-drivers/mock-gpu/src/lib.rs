@@ -167,8 +167,9 @@ fn uses_of_others(host: &Host, config: &Config, claim: &Claim) -> Result<Vec<Hol
                 used.extend(other.memo::<Memo>()?.unwrap_or_default().devices);
             } else {
                 // A claim with bad parameters is refused, and so uses nothing.
-                let holding = |allocated| holding(config, &other.claim, allocated).ok().flatten();
-                used.extend(other.claim.devices.iter().filter_map(holding));
+                used.extend(other.claim.devices.iter().filter_map(|allocated| {
+                    holding(config, &other.claim, allocated).ok().flatten()
+                }));
             }
         }
     }
@@ -243,10 +244,9 @@ fn refuse_mismatch(wanted: &Holding, used: &[Holding]) -> Result<(), Problem> {
         device,
         sharing,
     } = wanted;
-    let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;
     let Some(other) = used
         .iter()
-        .filter(same_device)
+        .filter(|holding| holding.pool == *pool && holding.device == *device)
         .find(|other| !sharing.goes_with(&other.sharing))
     else {
         return Ok(());

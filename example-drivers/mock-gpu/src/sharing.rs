@@ -46,7 +46,7 @@ pub(crate) enum Interval {
     Long,
 }
 
-/// How a GPU is shared.
+/// The way in which claims share a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum Sharing {
     Exclusive,

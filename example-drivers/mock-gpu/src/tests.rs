@@ -55,7 +55,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schemas_are_json_and_refuse_unknown_keys() {
+fn schemas_refuse_unknown_keys() {
     for schema in [MockGpu::config_schema(), MockGpu::parameters_schema()] {
         let schema: Value = serde_json::from_str(&schema.unwrap()).unwrap();
         assert_eq!(schema["additionalProperties"], false);
@@ -63,7 +63,7 @@ fn the_schemas_are_json_and_refuse_unknown_keys() {
 }
 
 #[test]
-fn without_a_config_there_are_four_gpus() {
+fn default_config_has_four_gpus() {
     let inventory = Harness::<MockGpu>::new().discover().unwrap();
     let gpu = inventory.device("gpus", "gpu-3").unwrap();
     assert_eq!(inventory.pools[0].devices.len(), 4);
@@ -82,7 +82,7 @@ fn without_a_config_there_are_four_gpus() {
 }
 
 #[test]
-fn gpus_take_turns_on_the_numa_nodes() {
+fn gpus_are_spread_over_numa_nodes() {
     let node = node(
         json!({"name": "gpus", "count": 3, "numaNodes": [0, 1], "model": "Z", "memoryGiB": 16}),
     );
@@ -100,7 +100,7 @@ fn gpus_take_turns_on_the_numa_nodes() {
 }
 
 #[test]
-fn a_uuid_is_the_same_on_every_call_and_another_on_every_node() {
+fn uuids_are_stable_and_node_specific() {
     let node = Harness::<MockGpu>::new();
     let uuids = |node: &Harness<MockGpu>| -> Vec<_> {
         let pools = node.discover().unwrap().pools;
@@ -121,7 +121,7 @@ fn a_uuid_is_the_same_on_every_call_and_another_on_every_node() {
 }
 
 #[test]
-fn partitions_take_from_their_gpu_and_are_not_handed_out_beside_it() {
+fn partitions_consume_counters_of_their_gpu() {
     let node = node(json!({"name": "gpus", "count": 1, "memoryGiB": 80, "partitions": 2}));
     let inventory = node.discover().unwrap();
     let (whole, part) = (
@@ -147,7 +147,7 @@ fn partitions_take_from_their_gpu_and_are_not_handed_out_beside_it() {
 }
 
 #[test]
-fn a_claim_gets_its_gpu_and_how_it_is_shared() {
+fn claim_gets_gpu_and_sharing_settings() {
     let node = Harness::<MockGpu>::new();
     let env = env(&node, &claim("u"));
     assert!(value(&env, "MOCK_GPU_0").unwrap().starts_with("GPU-"));
@@ -156,7 +156,7 @@ fn a_claim_gets_its_gpu_and_how_it_is_shared() {
 }
 
 #[test]
-fn the_claims_parameters_win_over_those_of_the_class() {
+fn claim_parameters_override_class_parameters() {
     let class = json!({"sharing": {"strategy": "SpacePartitioning"}}).to_string();
     let claim = sharing(
         "u",
@@ -169,7 +169,7 @@ fn the_claims_parameters_win_over_those_of_the_class() {
 }
 
 #[test]
-fn a_container_gets_its_share_of_the_memory() {
+fn container_gets_its_share_of_memory() {
     let mut device = AllocatedDevice::new("gpu", "gpus", "gpu-0");
     device.share_id = Some("3f".into());
     device.consumed.push(Counter {
@@ -184,7 +184,7 @@ fn a_container_gets_its_share_of_the_memory() {
 }
 
 #[test]
-fn who_shares_a_gpu_must_agree_on_how() {
+fn claims_sharing_a_gpu_must_agree() {
     let node = shared_node();
     let slicing = json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}});
     node.prepare(&sharing("one", slicing.clone())).unwrap();
@@ -212,14 +212,14 @@ fn who_shares_a_gpu_must_agree_on_how() {
 }
 
 #[test]
-fn a_repeated_prepare_is_not_in_its_own_way() {
+fn repeated_prepare_does_not_conflict() {
     let node = shared_node();
     let exclusive = sharing("one", json!({"strategy": "Exclusive"}));
     assert_eq!(node.prepare(&exclusive), node.prepare(&exclusive));
 }
 
 #[test]
-fn claims_that_do_not_go_together_are_not_both_prepared_by_one_call() {
+fn conflicting_claims_in_batch_are_refused() {
     let node = shared_node();
     let exclusive = || sharing("one", json!({"strategy": "Exclusive"}));
     let refused = |outcome: &Result<Prepared, Problem>| {
@@ -233,7 +233,7 @@ fn claims_that_do_not_go_together_are_not_both_prepared_by_one_call() {
 }
 
 #[test]
-fn a_claim_that_is_refused_is_in_no_others_way() {
+fn refused_claim_does_not_block_others() {
     let node = shared_node();
     node.prepare(&sharing("one", json!({"strategy": "Magic"})))
         .unwrap_err();
@@ -242,7 +242,7 @@ fn a_claim_that_is_refused_is_in_no_others_way() {
 }
 
 #[test]
-fn access_for_management_is_never_in_the_way_and_changes_nothing() {
+fn admin_access_ignores_exclusive_sharing() {
     let node = shared_node();
     node.prepare(&sharing("one", json!({"strategy": "Exclusive"})))
         .unwrap();
@@ -256,7 +256,7 @@ fn access_for_management_is_never_in_the_way_and_changes_nothing() {
 }
 
 #[test]
-fn parameters_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_parameters_are_refused_with_reason() {
     let cases = [
         (
             json!({"sharing": {"strategy": "Magic"}}),
@@ -305,7 +305,7 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let pool = |pool: Value| json!({ "pools": [pool] });
     let cases = [
         (json!({"driverVersion": "1.0"}), "driverVersion"),
@@ -361,7 +361,7 @@ fn configs_that_cannot_work_are_refused_with_the_reason() {
 }
 
 #[test]
-fn as_many_devices_as_there_may_be_are_within_the_bounds() {
+fn largest_inventories_are_within_the_bounds() {
     let whole = node(json!({"name": "gpus", "count": 4096}));
     assert_eq!(whole.discover().unwrap().pools[0].devices.len(), 4096);
     let parts = node(json!({"name": "gpus", "count": 8, "memoryGiB": 15, "partitions": 15}));
@@ -390,7 +390,7 @@ fn health_is_what_the_config_says() {
 }
 
 #[test]
-fn what_is_not_simulated_is_not_found() {
+fn unsimulated_devices_are_not_found() {
     for (pool, device) in [("gpus", "gpu-9"), ("other", "gpu-0")] {
         let claim = Claim::new("n", "c", "u").device("r", pool, device);
         assert_eq!(
@@ -401,7 +401,7 @@ fn what_is_not_simulated_is_not_found() {
 }
 
 #[test]
-fn a_memo_of_another_driver_version_is_a_problem() {
+fn memo_of_other_version_is_problem() {
     let node = shared_node();
     let old = ClaimRecord {
         claim: claim("old"),

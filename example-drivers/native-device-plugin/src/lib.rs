@@ -23,7 +23,7 @@ use tonic::transport::server::Router;
 
 pub use nodedock_proto::kubelet::device_plugin::v1beta1 as api;
 pub use options::{KUBELET_SOCKET, Options, Register};
-pub use script::{Answer, Choice, Device, Script};
+pub use script::{Choice, Device, Script, ScriptedOutcome};
 
 /// An event of the plugin, for tests to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -54,14 +54,14 @@ const LISTS_BEHIND_MAX: usize = 1024;
 
 /// A running plugin. Dropping it stops it.
 pub struct Plugin {
-    shared: Arc<Shared>,
+    shared: Arc<PluginState>,
     events: tokio::sync::Mutex<mpsc::Receiver<Event>>,
     service_stop: Mutex<CancellationToken>,
 }
 
 type List = Arc<api::ListAndWatchResponse>;
 
-pub(crate) struct Shared {
+pub(crate) struct PluginState {
     pub(crate) options: Options,
     script: Mutex<Script>,
     /// `None`: it has not listed yet.
@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     pub(crate) died: CancellationToken,
 }
 
-impl Shared {
+impl PluginState {
     pub(crate) fn tell(&self, event: Event) {
         // The events need no receiver.
         let _ = self.events.try_send(event);
@@ -105,7 +105,7 @@ impl Plugin {
     /// Serves without a registration and without a list.
     pub fn unregistered(options: Options, script: Script) -> io::Result<Self> {
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PluginState {
             options,
             script: Mutex::new(script),
             list: Mutex::new(None),

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Register, Script};
+use native_device_plugin::{
+    Choice, Device, Event, Options, Plugin, Register, Script, ScriptedOutcome,
+};
 use notify::{RecursiveMode, Watcher};
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -30,7 +32,7 @@ struct Args {
     /// The directory of registration sockets, for --register plugins-registry
     #[arg(long, default_value = "/var/lib/nodedock/plugins_registry")]
     registry_dir: PathBuf,
-    /// How it registers
+    /// The way to register
     #[arg(long, value_enum, default_value_t = Way::KubeletSocket)]
     register: Way,
     /// YAML list of devices, each {id, healthy, numaNodes}; read again when it changes. Default: device-0 and device-1
@@ -61,7 +63,7 @@ enum Prefer {
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Word {
+enum OutcomeName {
     Ok,
     Refuse,
     Hang,
@@ -107,13 +109,15 @@ fn read<T: serde::de::DeserializeOwned>(file: &Path) -> Result<T> {
 }
 
 fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
-    let default = || {
-        Ok(vec![
-            Device::healthy("device-0"),
-            Device::healthy("device-1"),
-        ])
-    };
-    file.map_or_else(default, read)
+    file.map_or_else(
+        || {
+            Ok(vec![
+                Device::healthy("device-0"),
+                Device::healthy("device-1"),
+            ])
+        },
+        read,
+    )
 }
 
 /// IDs of the devices that are listed now.
@@ -124,21 +128,21 @@ fn ids(devices: &[Device]) -> BTreeSet<String> {
 }
 
 /// A device that is not listed is refused; of the others, the first with an entry in the answers decides.
-fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Listed) -> Script {
-    let is_unknown = move |id: &&String| {
-        !listed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(*id)
-    };
+fn script(
+    answers: BTreeMap<String, OutcomeName>,
+    prefer: Option<Prefer>,
+    listed: Listed,
+) -> Script {
     let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
-        _ if ids.iter().any(|id| is_unknown(&id)) => Answer::refuse("a device is not listed"),
-        None | Some(Word::Ok) => Answer::ok(ids),
-        Some(Word::Refuse) => Answer::refuse("refused by --answers"),
-        Some(Word::Hang) => Answer::Hang,
-        Some(Word::NoResponse) => Answer::NoResponse,
-        Some(Word::BadPath) => Answer::bad_path(),
-        Some(Word::Late) => late(ids),
+        _ if ids.iter().any(|id| !is_listed(&listed, id)) => {
+            ScriptedOutcome::refuse("a device is not listed")
+        }
+        None | Some(OutcomeName::Ok) => ScriptedOutcome::ok(ids),
+        Some(OutcomeName::Refuse) => ScriptedOutcome::refuse("refused by --answers"),
+        Some(OutcomeName::Hang) => ScriptedOutcome::Hang,
+        Some(OutcomeName::NoResponse) => ScriptedOutcome::NoResponse,
+        Some(OutcomeName::BadPath) => ScriptedOutcome::bad_path(),
+        Some(OutcomeName::Late) => late(ids),
     });
     match prefer {
         None => script,
@@ -146,14 +150,21 @@ fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Liste
     }
 }
 
-fn late(ids: &[String]) -> Answer {
+fn is_listed(listed: &Listed, id: &String) -> bool {
+    listed
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .contains(id)
+}
+
+fn late(ids: &[String]) -> ScriptedOutcome {
     let due = Arc::new(Notify::new());
     let notify = due.clone();
     tokio::spawn(async move {
         tokio::time::sleep(LATE).await;
         notify.notify_one();
     });
-    Answer::After(due, Box::new(Answer::ok(ids)))
+    ScriptedOutcome::After(due, Box::new(ScriptedOutcome::ok(ids)))
 }
 
 fn chosen(prefer: Prefer, choice: &Choice) -> Vec<String> {
@@ -239,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_has_what_must_be_included_and_the_wanted_size() {
+    fn preference_includes_required_ids() {
         let choice = Choice {
             available: ids(&["a", "b", "c", "d"]),
             must_include: ids(&["c"]),
@@ -252,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_devices_and_answers_are_read_and_what_is_wrong_in_them_is_named() {
+    fn device_and_answer_files_are_validated() {
         let dir = tempfile::tempdir().unwrap();
         let file = |text: &str| {
             let path = dir.path().join("file.yaml");
@@ -272,26 +283,35 @@ mod tests {
             format!("{wrong:#}").contains("file.yaml is not valid"),
             "{wrong:#}"
         );
-        let answers: BTreeMap<String, Word> = read(&file("a: no-response\nb: bad-path\n")).unwrap();
-        assert!(matches!(answers["a"], Word::NoResponse) && matches!(answers["b"], Word::BadPath));
-        assert!(read::<BTreeMap<String, Word>>(&file("a: sometimes\n")).is_err());
+        let answers: BTreeMap<String, OutcomeName> =
+            read(&file("a: no-response\nb: bad-path\n")).unwrap();
+        assert!(
+            matches!(answers["a"], OutcomeName::NoResponse)
+                && matches!(answers["b"], OutcomeName::BadPath)
+        );
+        assert!(read::<BTreeMap<String, OutcomeName>>(&file("a: sometimes\n")).is_err());
     }
 
     #[test]
-    fn of_several_devices_the_first_with_an_answer_decides() {
-        let answers =
-            BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
+    fn first_device_with_an_answer_decides() {
+        let answers = BTreeMap::from([
+            ("b".to_owned(), OutcomeName::Refuse),
+            ("c".to_owned(), OutcomeName::Hang),
+        ]);
         let listed = Arc::new(Mutex::new(BTreeSet::from(
             ["a", "b", "c"].map(str::to_owned),
         )));
         let script = script(answers, None, listed);
         assert!(matches!(
             script.answer(&ids(&["a", "b", "c"])),
-            Answer::Status(..)
+            ScriptedOutcome::Status(..)
         ));
-        assert!(matches!(script.answer(&ids(&["a"])), Answer::Container(_)));
+        assert!(matches!(
+            script.answer(&ids(&["a"])),
+            ScriptedOutcome::Container(_)
+        ));
         assert!(
-            matches!(script.answer(&ids(&["d"])), Answer::Status(..)),
+            matches!(script.answer(&ids(&["d"])), ScriptedOutcome::Status(..)),
             "it is not listed"
         );
     }

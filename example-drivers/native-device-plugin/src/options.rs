@@ -22,7 +22,7 @@ pub struct Options {
     pub said_endpoint: Option<String>,
 }
 
-/// How the plugin registers with the node's agent.
+/// The way in which the plugin registers with the node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Register {
     /// The plugin calls `kubelet.sock`.

@@ -69,7 +69,7 @@ pub struct Choice {
 
 /// Outcome of a call. A real plugin uses `Container` or `Status`; the rest is for tests.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum ScriptedOutcome {
     /// Success; for calls other than Allocate the container is not used.
     Container(Box<api::ContainerAllocateResponse>),
     /// A response without a container.
@@ -79,12 +79,12 @@ pub enum Answer {
     /// The plugin never answers.
     Hang,
     /// The plugin answers when this is notified.
-    After(Arc<Notify>, Box<Answer>),
+    After(Arc<Notify>, Box<ScriptedOutcome>),
     /// The plugin crashes in the middle of the call.
     Die,
 }
 
-impl Answer {
+impl ScriptedOutcome {
     /// Creates a response with one variable, `NATIVE_DEVICES`, with the devices' IDs.
     pub fn ok(device_ids: &[String]) -> Self {
         let envs = BTreeMap::from([("NATIVE_DEVICES".to_owned(), device_ids.join(","))]);
@@ -116,7 +116,7 @@ impl Answer {
     }
 }
 
-type OfDevices = dyn Fn(&[String]) -> Answer + Send + Sync;
+type OfDevices = dyn Fn(&[String]) -> ScriptedOutcome + Send + Sync;
 type Choose = dyn Fn(&Choice) -> Vec<String> + Send + Sync;
 
 /// Decides the outcome of each call.
@@ -125,28 +125,28 @@ pub struct Script {
     pub(crate) allocate: Arc<OfDevices>,
     pub(crate) choose: Option<Arc<Choose>>,
     pub(crate) pre_start: Arc<OfDevices>,
-    pub(crate) options: Answer,
+    pub(crate) options: ScriptedOutcome,
 }
 
 impl Script {
     /// Creates a script that decides the outcome of Allocate; every other call succeeds.
-    pub fn new(allocate: impl Fn(&[String]) -> Answer + Send + Sync + 'static) -> Self {
-        let pre_start = Arc::new(|_: &[String]| Answer::ok(&[]));
+    pub fn new(allocate: impl Fn(&[String]) -> ScriptedOutcome + Send + Sync + 'static) -> Self {
+        let pre_start = Arc::new(|_: &[String]| ScriptedOutcome::ok(&[]));
         Self {
             allocate: Arc::new(allocate),
             choose: None,
             pre_start,
-            options: Answer::ok(&[]),
+            options: ScriptedOutcome::ok(&[]),
         }
     }
 
     /// Creates a script in which every call succeeds.
     pub fn ok() -> Self {
-        Self::new(Answer::ok)
+        Self::new(ScriptedOutcome::ok)
     }
 
     /// Creates a script with the same outcome for every Allocate.
-    pub fn always(answer: Answer) -> Self {
+    pub fn always(answer: ScriptedOutcome) -> Self {
         Self::new(move |_| answer.clone())
     }
 
@@ -163,20 +163,20 @@ impl Script {
     #[must_use]
     pub fn pre_start(
         mut self,
-        pre_start: impl Fn(&[String]) -> Answer + Send + Sync + 'static,
+        pre_start: impl Fn(&[String]) -> ScriptedOutcome + Send + Sync + 'static,
     ) -> Self {
         self.pre_start = Arc::new(pre_start);
         self
     }
 
     /// Returns the outcome of an Allocate for these devices.
-    pub fn answer(&self, device_ids: &[String]) -> Answer {
+    pub fn answer(&self, device_ids: &[String]) -> ScriptedOutcome {
         (self.allocate)(device_ids)
     }
 
     /// Returns the outcome of GetDevicePluginOptions.
     #[must_use]
-    pub fn options(mut self, answer: Answer) -> Self {
+    pub fn options(mut self, answer: ScriptedOutcome) -> Self {
         self.options = answer;
         self
     }

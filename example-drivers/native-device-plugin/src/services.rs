@@ -9,28 +9,28 @@ use nodedock_proto::kubelet::registration as reg;
 use tokio_stream::wrappers::BroadcastStream;
 use tonic::{Request, Response, Status};
 
-use crate::script::{Answer, Choice};
-use crate::{Event, Shared};
+use crate::script::{Choice, ScriptedOutcome};
+use crate::{Event, PluginState};
 
 #[derive(Clone)]
-pub(crate) struct DevicePlugin(pub(crate) Arc<Shared>);
+pub(crate) struct DevicePlugin(pub(crate) Arc<PluginState>);
 
 impl DevicePlugin {
     /// Returns the container of a response; `None` for a response without a container.
     async fn carry_out(
         &self,
-        mut answer: Answer,
+        mut answer: ScriptedOutcome,
     ) -> Result<Option<Box<api::ContainerAllocateResponse>>, Status> {
-        while let Answer::After(when, then) = answer {
+        while let ScriptedOutcome::After(when, then) = answer {
             when.notified().await;
             answer = *then;
         }
         match answer {
-            Answer::Container(response) => Ok(Some(response)),
-            Answer::NoResponse => Ok(None),
-            Answer::Status(code, text) => Err(Status::new(code, text)),
-            Answer::Hang | Answer::After(..) => std::future::pending().await,
-            Answer::Die => {
+            ScriptedOutcome::Container(response) => Ok(Some(response)),
+            ScriptedOutcome::NoResponse => Ok(None),
+            ScriptedOutcome::Status(code, text) => Err(Status::new(code, text)),
+            ScriptedOutcome::Hang | ScriptedOutcome::After(..) => std::future::pending().await,
+            ScriptedOutcome::Die => {
                 self.0.died.cancel();
                 std::future::pending().await
             }
@@ -64,9 +64,9 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         let (now, later) = self.0.lists();
         // Later lists replace one that a slow reader missed.
         let later = BroadcastStream::new(later).filter_map(|list| std::future::ready(list.ok()));
-        let message =
-            |list: Result<Arc<api::ListAndWatchResponse>, Status>| list.map(Arc::unwrap_or_clone);
-        let lists = stream::iter(now.map(Ok)).chain(later).map(message);
+        let lists = stream::iter(now.map(Ok))
+            .chain(later)
+            .map(|list: Result<_, Status>| list.map(Arc::unwrap_or_clone));
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -78,18 +78,14 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         let choose = script
             .choose
             .ok_or_else(|| Status::unimplemented("nothing is preferred"))?;
-        let choice = |request: api::ContainerPreferredAllocationRequest| Choice {
-            available: request.available_device_ids,
-            must_include: request.must_include_device_ids,
-            size: request.allocation_size,
-        };
+
         let mut container_responses = Vec::new();
-        for choice in request
-            .into_inner()
-            .container_requests
-            .into_iter()
-            .map(choice)
-        {
+        for request in request.into_inner().container_requests {
+            let choice = Choice {
+                available: request.available_device_ids,
+                must_include: request.must_include_device_ids,
+                size: request.allocation_size,
+            };
             let device_ids = choose(&choice);
             self.0.tell(Event::Preferred(choice));
             container_responses.push(api::ContainerPreferredAllocationResponse { device_ids });
@@ -103,14 +99,10 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         &self,
         request: Request<api::AllocateRequest>,
     ) -> Result<Response<api::AllocateResponse>, Status> {
-        let header = |name| {
-            request
-                .metadata()
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .map(str::to_owned)
-        };
-        let (request_id, deadline) = (header("x-request-id"), header("grpc-timeout"));
+        let (request_id, deadline) = (
+            header(&request, "x-request-id"),
+            header(&request, "grpc-timeout"),
+        );
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = container.devices_ids;
@@ -140,8 +132,16 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
     }
 }
 
+fn header<T>(request: &Request<T>, name: &str) -> Option<String> {
+    request
+        .metadata()
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned)
+}
+
 /// The service on a registration socket.
-pub(crate) struct Registration(pub(crate) Arc<Shared>);
+pub(crate) struct Registration(pub(crate) Arc<PluginState>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
@@ -150,11 +150,13 @@ impl reg::registration_server::Registration for Registration {
         _: Request<reg::InfoRequest>,
     ) -> Result<Response<reg::PluginInfo>, Status> {
         let options = &self.0.options;
-        let endpoint = || options.socket().display().to_string();
         Ok(Response::new(reg::PluginInfo {
             r#type: "DevicePlugin".to_owned(),
             name: options.name(),
-            endpoint: options.said_endpoint.clone().unwrap_or_else(endpoint),
+            endpoint: options
+                .said_endpoint
+                .clone()
+                .unwrap_or_else(|| options.socket().display().to_string()),
             supported_versions: vec![options.version()],
         }))
     }

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 pub use options::{Options, Versions};
-pub use script::{Answer, Claim, Device, DeviceHealth, HealthState, Operation, Script};
+pub use script::{Claim, Device, DeviceHealth, HealthState, Operation, Script, ScriptedOutcome};
 
 use services::{Dra, Health, Registration};
 
@@ -55,12 +55,12 @@ const EVENTS_WAITING_MAX: usize = 1024;
 /// A running plugin. Dropping it stops it.
 pub struct Plugin {
     options: Options,
-    shared: Arc<Shared>,
+    shared: Arc<PluginState>,
     events: tokio::sync::Mutex<mpsc::Receiver<Event>>,
     service_stop: Mutex<CancellationToken>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct PluginState {
     pub(crate) options: Options,
     pub(crate) script: Mutex<Script>,
     pub(crate) health: watch::Sender<Vec<DeviceHealth>>,
@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     pub(crate) died: CancellationToken,
 }
 
-impl Shared {
+impl PluginState {
     pub(crate) fn tell(&self, event: Event) {
         // The events need no receiver.
         let _ = self.events.try_send(event);
@@ -97,7 +97,7 @@ impl Plugin {
     /// Serves the driver without a registration.
     pub fn unregistered(options: Options, script: Script) -> io::Result<Self> {
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PluginState {
             options: options.clone(),
             script: Mutex::new(script),
             health: watch::Sender::new(Vec::new()),

@@ -75,12 +75,11 @@ impl Options {
             (self.versions.health_v1, "v1.DRAResourceHealth"),
             (self.versions.health_v1alpha1, "v1alpha1.DRAResourceHealth"),
         ];
-        let listed = || {
+        self.said_services.clone().unwrap_or_else(|| {
             all.iter()
                 .filter(|(served, _)| *served)
                 .map(|(_, name)| (*name).to_owned())
                 .collect()
-        };
-        self.said_services.clone().unwrap_or_else(listed)
+        })
     }
 }

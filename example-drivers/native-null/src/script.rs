@@ -34,7 +34,7 @@ pub struct Device {
 
 /// Outcome for one claim of a call. A real plugin uses `Devices` or `Error`; the rest is for tests.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum ScriptedOutcome {
     /// Success; for an unprepare the devices are not used.
     Devices(Vec<Device>),
     Error(String),
@@ -53,27 +53,29 @@ pub enum Answer {
     /// The plugin never answers.
     Hang,
     /// The plugin answers when this is notified.
-    After(Arc<Notify>, Box<Answer>),
+    After(Arc<Notify>, Box<ScriptedOutcome>),
     /// The plugin crashes in the middle of the call.
     Die,
 }
 
-type Decide = dyn Fn(Operation, &Claim) -> Answer + Send + Sync;
+type Decide = dyn Fn(Operation, &Claim) -> ScriptedOutcome + Send + Sync;
 
 /// Decides the outcome for each claim.
 #[derive(Clone)]
 pub struct Script(Arc<Decide>);
 
 impl Script {
-    pub fn new(decide: impl Fn(Operation, &Claim) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn new(
+        decide: impl Fn(Operation, &Claim) -> ScriptedOutcome + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(decide))
     }
 
     /// Creates a script with the same outcome for every prepare; every unprepare succeeds.
-    pub fn prepare(answer: Answer) -> Self {
+    pub fn prepare(answer: ScriptedOutcome) -> Self {
         Self::new(move |operation, _| match operation {
             Operation::Prepare => answer.clone(),
-            Operation::Unprepare => Answer::Devices(Vec::new()),
+            Operation::Unprepare => ScriptedOutcome::Devices(Vec::new()),
         })
     }
 
@@ -82,7 +84,7 @@ impl Script {
         let vendor = vendor.to_owned();
         Self::new(move |_, claim| {
             let cdi_names = vec![format!("{vendor}/null={}", claim.uid)];
-            Answer::Devices(vec![Device {
+            ScriptedOutcome::Devices(vec![Device {
                 pool: "null".into(),
                 device: "null-0".into(),
                 cdi_names,
@@ -91,7 +93,7 @@ impl Script {
         })
     }
 
-    pub(crate) fn decide(&self, operation: Operation, claim: &Claim) -> Answer {
+    pub(crate) fn decide(&self, operation: Operation, claim: &Claim) -> ScriptedOutcome {
         (self.0)(operation, claim)
     }
 }

@@ -9,10 +9,10 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-use crate::script::{Answer, Claim, Device, DeviceHealth, HealthState, Operation};
-use crate::{Event, Shared};
+use crate::script::{Claim, Device, DeviceHealth, HealthState, Operation, ScriptedOutcome};
+use crate::{Event, PluginState};
 
-pub(crate) struct Registration(pub(crate) Arc<Shared>);
+pub(crate) struct Registration(pub(crate) Arc<PluginState>);
 
 #[tonic::async_trait]
 impl reg::registration_server::Registration for Registration {
@@ -22,11 +22,13 @@ impl reg::registration_server::Registration for Registration {
     ) -> Result<Response<reg::PluginInfo>, Status> {
         let options = &self.0.options;
         self.0.tell(Event::Asked);
-        let endpoint = || options.endpoint.display().to_string();
         Ok(Response::new(reg::PluginInfo {
             r#type: options.plugin_type.clone(),
             name: options.driver.clone(),
-            endpoint: options.said_endpoint.clone().unwrap_or_else(endpoint),
+            endpoint: options
+                .said_endpoint
+                .clone()
+                .unwrap_or_else(|| options.endpoint.display().to_string()),
             supported_versions: options.services(),
         }))
     }
@@ -53,7 +55,7 @@ impl reg::registration_server::Registration for Registration {
 }
 
 #[derive(Clone)]
-pub(crate) struct Dra(pub(crate) Arc<Shared>);
+pub(crate) struct Dra(pub(crate) Arc<PluginState>);
 
 /// Creates the entries of the response, in the order of the claims. A claim may have two entries, or none.
 type Entries = Vec<(String, Result<Vec<Device>, String>)>;
@@ -66,19 +68,12 @@ impl Dra {
         request: &Request<T>,
         claims: Vec<Claim>,
     ) -> Result<Entries, Status> {
-        let header = |name| {
-            request
-                .metadata()
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .map(str::to_owned)
-        };
         self.0.tell(Event::Called {
             operation,
             service,
             claims: claims.clone(),
-            request_id: header("x-request-id").unwrap_or_default(),
-            deadline: header("grpc-timeout"),
+            request_id: header(request, "x-request-id").unwrap_or_default(),
+            deadline: header(request, "grpc-timeout"),
         });
         let script = self.0.script();
         let mut entries = Entries::new();
@@ -91,35 +86,43 @@ impl Dra {
 
     async fn carry_out(
         &self,
-        mut answer: Answer,
+        mut answer: ScriptedOutcome,
         uid: String,
         entries: &mut Entries,
     ) -> Result<(), Status> {
-        while let Answer::After(when, then) = answer {
+        while let ScriptedOutcome::After(when, then) = answer {
             when.notified().await;
             answer = *then;
         }
         match answer {
-            Answer::Devices(devices) => entries.push((uid, Ok(devices))),
-            Answer::Error(text) => entries.push((uid, Err(text))),
-            Answer::Skip => {}
-            Answer::Twice(devices) => {
+            ScriptedOutcome::Devices(devices) => entries.push((uid, Ok(devices))),
+            ScriptedOutcome::Error(text) => entries.push((uid, Err(text))),
+            ScriptedOutcome::Skip => {}
+            ScriptedOutcome::Twice(devices) => {
                 entries.extend([(uid.clone(), Ok(devices.clone())), (uid, Ok(devices))])
             }
-            Answer::Stranger(stranger, devices) => {
+            ScriptedOutcome::Stranger(stranger, devices) => {
                 entries.extend([(stranger, Ok(devices.clone())), (uid, Ok(devices))]);
             }
-            Answer::Instead(stranger, devices) => entries.push((stranger, Ok(devices))),
-            Answer::Huge(bytes) => entries.push((uid, Err("x".repeat(bytes)))),
-            Answer::Status(code, text) => return Err(Status::new(code, text)),
-            Answer::Hang | Answer::After(..) => std::future::pending().await,
-            Answer::Die => {
+            ScriptedOutcome::Instead(stranger, devices) => entries.push((stranger, Ok(devices))),
+            ScriptedOutcome::Huge(bytes) => entries.push((uid, Err("x".repeat(bytes)))),
+            ScriptedOutcome::Status(code, text) => return Err(Status::new(code, text)),
+            ScriptedOutcome::Hang | ScriptedOutcome::After(..) => std::future::pending().await,
+            ScriptedOutcome::Die => {
                 self.0.died.cancel();
                 std::future::pending().await
             }
         }
         Ok(())
     }
+}
+
+fn header<T>(request: &Request<T>, name: &str) -> Option<String> {
+    request
+        .metadata()
+        .get(name)
+        .and_then(|value| value.to_str().ok())
+        .map(str::to_owned)
 }
 
 macro_rules! dra_version {
@@ -133,33 +136,27 @@ macro_rules! dra_version {
                 use dra::$version::{
                     Device, NodePrepareResourceResponse, NodePrepareResourcesResponse,
                 };
-                let claim = |c: &dra::$version::Claim| Claim {
-                    namespace: c.namespace.clone(),
-                    name: c.name.clone(),
-                    uid: c.uid.clone(),
-                };
-                let claims = request.get_ref().claims.iter().map(claim).collect();
+                let claims = request.get_ref().claims.iter();
+                let claims = claims
+                    .map(|c| claim(&c.namespace, &c.name, &c.uid))
+                    .collect();
                 let entries = self
                     .answer(Operation::Prepare, $name, &request, claims)
                     .await?;
-                let device = |$from: crate::Device| -> Device { $device };
-                let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
-                    let answer = match result {
-                        Ok(devices) => NodePrepareResourceResponse {
-                            devices: devices.into_iter().map(device).collect(),
-                            error: String::new(),
-                        },
-                        Err(error) => NodePrepareResourceResponse {
-                            devices: Vec::new(),
-                            error,
-                        },
-                    };
-                    (uid, answer)
-                };
                 Ok(Response::new(
                     entries
                         .into_iter()
-                        .map(one)
+                        .map(|(uid, result)| {
+                            let (devices, error) = match result {
+                                Ok(devices) => (devices, String::new()),
+                                Err(error) => (Vec::new(), error),
+                            };
+                            let devices = devices
+                                .into_iter()
+                                .map(|$from: crate::Device| -> Device { $device })
+                                .collect();
+                            (uid, NodePrepareResourceResponse { devices, error })
+                        })
                         .collect::<NodePrepareResourcesResponse>(),
                 ))
             }
@@ -171,27 +168,24 @@ macro_rules! dra_version {
                 use dra::$version::{
                     NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse,
                 };
-                let claim = |c: &dra::$version::Claim| Claim {
-                    namespace: c.namespace.clone(),
-                    name: c.name.clone(),
-                    uid: c.uid.clone(),
-                };
-                let claims = request.get_ref().claims.iter().map(claim).collect();
+                let claims = request.get_ref().claims.iter();
+                let claims = claims
+                    .map(|c| claim(&c.namespace, &c.name, &c.uid))
+                    .collect();
                 let entries = self
                     .answer(Operation::Unprepare, $name, &request, claims)
                     .await?;
-                let one = |(uid, result): (String, Result<Vec<crate::Device>, String>)| {
-                    (
-                        uid,
-                        NodeUnprepareResourceResponse {
-                            error: result.err().unwrap_or_default(),
-                        },
-                    )
-                };
                 Ok(Response::new(
                     entries
                         .into_iter()
-                        .map(one)
+                        .map(|(uid, result)| {
+                            (
+                                uid,
+                                NodeUnprepareResourceResponse {
+                                    error: result.err().unwrap_or_default(),
+                                },
+                            )
+                        })
                         .collect::<NodeUnprepareResourcesResponse>(),
                 ))
             }
@@ -214,7 +208,7 @@ dra_version!(v1beta1, "v1beta1", |device| Device {
 });
 
 #[derive(Clone)]
-pub(crate) struct Health(pub(crate) Arc<Shared>);
+pub(crate) struct Health(pub(crate) Arc<PluginState>);
 
 macro_rules! health_version {
     ($version:ident, $name:literal) => {
@@ -248,12 +242,11 @@ macro_rules! health_version {
                     health_check_timeout_seconds: health.timeout_seconds,
                     message: health.message,
                 };
-                let message = move |devices: Vec<DeviceHealth>| {
+                let reports = WatchStream::new(self.0.health.subscribe()).map(move |devices| {
                     Ok(wire::NodeWatchResourcesResponse {
                         devices: devices.into_iter().map(device).collect(),
                     })
-                };
-                let reports = WatchStream::new(self.0.health.subscribe()).map(message);
+                });
                 Ok(Response::new(Box::pin(reports)))
             }
         }
@@ -262,3 +255,11 @@ macro_rules! health_version {
 
 health_version!(v1, "v1");
 health_version!(v1alpha1, "v1alpha1");
+
+fn claim(namespace: &str, name: &str, uid: &str) -> Claim {
+    Claim {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+    }
+}

@@ -99,16 +99,18 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, function: &Function) -> bool {
-        let same =
-            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
-        same(&self.vendor, &function.vendor)
-            && same(&self.device, &function.device)
+        is_allowed(&self.vendor, &function.vendor)
+            && is_allowed(&self.device, &function.device)
             && self
                 .class
                 .as_ref()
                 .is_none_or(|class| function.class.starts_with(class.as_str()))
-            && same(&self.driver, function.driver.as_deref().unwrap_or_default())
+            && is_allowed(&self.driver, function.driver.as_deref().unwrap_or_default())
     }
+}
+
+fn is_allowed(wanted: &Option<String>, is: &str) -> bool {
+    wanted.as_ref().is_none_or(|wanted| wanted == is)
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {

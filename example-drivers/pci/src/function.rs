@@ -44,7 +44,7 @@ pub(crate) fn addresses(host: &Host) -> Result<Vec<Address>, Problem> {
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) address: Address,
-    /// As the next three fields: `0x` and hex digits.
+    /// Vendor ID, as the next three fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,
@@ -62,7 +62,7 @@ impl Function {
         let sysfs = host.sysfs();
         let directory = format!("{DEVICES}/{}", address.as_str());
         let file = |name: &str| sysfs.find(&format!("{directory}/{name}"));
-        let number = |name: &str| sysfs.find_parsed::<u32>(&format!("{directory}/{name}"));
+
         let link = |name: &str| {
             Ok(sysfs
                 .find_link(&format!("{directory}/{name}"))?
@@ -84,7 +84,9 @@ impl Function {
             iommu_group: link("iommu_group")?.and_then(|group| group.parse().ok()),
             link_speed: file("current_link_speed")?.filter(|speed| !speed.starts_with("Unknown")),
             // 0 is the width of a link that is down, 255 that of a missing link.
-            link_width: number("current_link_width")?.filter(|width| !matches!(width, 0 | 255)),
+            link_width: sysfs
+                .find_parsed::<u32>(&format!("{directory}/current_link_width"))?
+                .filter(|width| !matches!(width, 0 | 255)),
             address,
         }))
     }

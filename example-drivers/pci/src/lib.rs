@@ -20,12 +20,11 @@ nodedock_sdk::export_driver!(Pci: Configuration);
 
 impl Driver for Pci {
     fn describe() -> DriverInfo {
-        let below = |name: &str| format!("bus/pci/devices/*/{name}");
         DriverInfo::new("pci.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("PCI functions, with the device nodes that belong to them")
             .sysfs_read(["bus/pci/devices/*"])
-            .sysfs_read(FILES.into_iter().chain(LINKS).map(below))
-            .sysfs_read(NODE_CLASSES.map(|class| below(&format!("{class}/*/uevent"))))
+            .sysfs_read(FILES.into_iter().chain(LINKS).map(file_of_functions))
+            .sysfs_read(NODE_CLASSES.map(|class| file_of_functions(&format!("{class}/*/uevent"))))
             .device_nodes([
                 "/dev/accel/*",
                 "/dev/dri/*",
@@ -57,6 +56,10 @@ impl Driver for Pci {
         let config = Config::read(&ctx.config)?;
         Prepared::each(claim, |device| hand_out(host, &config, device))
     }
+}
+
+fn file_of_functions(name: &str) -> String {
+    format!("bus/pci/devices/*/{name}")
 }
 
 impl Configuration for Pci {
@@ -120,23 +123,27 @@ fn allocated_function(
     allocated: &AllocatedDevice,
 ) -> Result<Function, Problem> {
     let AllocatedDevice { pool, device, .. } = allocated;
-    let missing = |reason: &str| {
-        Err(Problem::not_found(
-            "no-such-device",
-            format!("device {pool}/{device}: {reason}"),
-        ))
-    };
     let Some(address) = Address::from_label(device) else {
-        return missing("no name of a PCI function");
+        return missing(allocated, "no name of a PCI function");
     };
     let Some(function) = Function::read(host, address)? else {
-        return missing("the function is not there");
+        return missing(allocated, "the function is not there");
     };
     match config
         .pool_of(&function)
         .map(|index| &config.pools()[index])
     {
         Some(offered) if offered.name == *pool => Ok(function),
-        _ => missing("the config does not offer the function in this pool"),
+        _ => missing(
+            allocated,
+            "the config does not offer the function in this pool",
+        ),
     }
+}
+
+fn missing<T>(allocated: &AllocatedDevice, reason: &str) -> Result<T, Problem> {
+    Err(Problem::not_found(
+        "no-such-device",
+        format!("device {}/{}: {reason}", allocated.pool, allocated.device),
+    ))
 }

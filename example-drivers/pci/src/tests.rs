@@ -85,7 +85,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schema_is_json_and_refuses_unknown_keys() {
+fn schema_refuses_unknown_keys() {
     let schema: Value = serde_json::from_str(&Pci::config_schema().unwrap()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(
@@ -95,7 +95,7 @@ fn the_schema_is_json_and_refuses_unknown_keys() {
 }
 
 #[test]
-fn without_a_config_all_functions_are_in_one_pool() {
+fn default_config_has_one_pool() {
     let inventory = node().discover().unwrap();
     assert_eq!(inventory.pools.len(), 1);
     assert_eq!(
@@ -108,7 +108,7 @@ fn without_a_config_all_functions_are_in_one_pool() {
 }
 
 #[test]
-fn a_function_says_what_it_is_and_where() {
+fn function_has_its_attributes_and_location() {
     let inventory = node().discover().unwrap();
     let gpu = inventory.device("pci", "0000-3b-00-0").unwrap();
     let text = |text: &str| AttributeValue::Text(text.into());
@@ -129,7 +129,7 @@ fn a_function_says_what_it_is_and_where() {
 }
 
 #[test]
-fn what_the_kernel_does_not_know_is_left_out() {
+fn unknown_kernel_values_are_omitted() {
     let node = node();
     node.fake()
         .file(&format!("{NIC}/current_link_speed"), "Unknown\n")
@@ -149,7 +149,7 @@ fn what_the_kernel_does_not_know_is_left_out() {
 }
 
 #[test]
-fn pools_choose_and_the_first_that_fits_has_the_function() {
+fn first_matching_pool_gets_the_function() {
     let node = node();
     node.config(json!({"pools": [
         {"name": "gpu", "select": [{"vendor": "0x10DE", "class": "0x03"}], "extendedResource": "example.com/gpu"},
@@ -167,7 +167,7 @@ fn pools_choose_and_the_first_that_fits_has_the_function() {
 }
 
 #[test]
-fn a_container_gets_the_address_and_the_nodes_of_the_function() {
+fn container_gets_function_address_and_nodes() {
     let node = node();
     let edits = edits_of(&node, &gpu_claim()).unwrap();
     assert_eq!(
@@ -187,14 +187,14 @@ fn a_container_gets_the_address_and_the_nodes_of_the_function() {
 }
 
 #[test]
-fn a_function_without_nodes_gives_its_address_alone() {
+fn function_without_nodes_gives_address_only() {
     let nic = Claim::new("n", "c", "u").device("r", "pci", "0000-00-02-0");
     let edits = edits_of(&node(), &nic).unwrap();
     assert_eq!((edits.env.len(), edits.device_nodes.len()), (1, 0));
 }
 
 #[test]
-fn a_function_bound_to_vfio_gives_its_group() {
+fn vfio_function_gives_its_group() {
     let node = node();
     node.fake()
         .remove(&format!("{GPU}/drm"))
@@ -218,7 +218,7 @@ fn a_function_bound_to_vfio_gives_its_group() {
 }
 
 #[test]
-fn what_is_gone_or_not_offered_is_not_found() {
+fn missing_or_unoffered_function_is_refused() {
     let node = node();
     let device = |pool, name| Claim::new("n", "c", "u").device("r", pool, name);
     for claim in [
@@ -243,7 +243,7 @@ fn what_is_gone_or_not_offered_is_not_found() {
 }
 
 #[test]
-fn a_function_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
+fn only_vanished_functions_are_skipped() {
     let node = node();
     let failed = Problem::unavailable("io-error", "no memory");
     node.fake()
@@ -255,7 +255,7 @@ fn a_function_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let select = |selector: Value| json!({"pools": [{"name": "p", "select": [selector]}]});
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),

@@ -10,7 +10,7 @@ use nodedock_sdk::{
     Problem, Trigger,
 };
 
-pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
+pub use script::{Command, RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE};
 
 /// The driver's name and its only pool.
 pub const NAME: &str = "scripted.nodedock.dev";
@@ -41,12 +41,14 @@ impl Driver for Scripted {
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
-        let is_blind = |uid: &String| host.prepared_claims().get(uid).is_some();
         assert!(
-            !script.blinded_by.as_ref().is_some_and(is_blind),
+            script
+                .blinded_by
+                .as_ref()
+                .is_none_or(|uid| host.prepared_claims().get(uid).is_none()),
             "the script says not to look"
         );
-        let names = Word::ALL
+        let names = Command::ALL
             .iter()
             .flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
@@ -63,26 +65,32 @@ impl Driver for Scripted {
 
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
         log_call(host, "prepare", claims.iter().map(|claim| &claim.id));
-        let play_one = |claim: &Claim| match ctx.config::<Script>() {
-            Ok(script) => {
-                let word = script.for_prepare(&claim.id.name);
-                play(host, word, &claim.id, || prepared(host, ctx, claim, word))
-            }
-            Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
-        };
-        claims.iter().flat_map(play_one).collect()
+        claims
+            .iter()
+            .flat_map(|claim| match ctx.config::<Script>() {
+                Ok(script) => {
+                    let command = script.for_prepare(&claim.id.name);
+                    carry_out(host, command, &claim.id, || {
+                        prepared(host, ctx, claim, command)
+                    })
+                }
+                Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
+            })
+            .collect()
     }
 
     fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
         log_call(host, "unprepare", claims.iter().map(|live| &live.claim.id));
-        let play_one = |live: &ClaimRecord| match ctx.config::<Script>() {
-            Ok(script) => {
-                let id = &live.claim.id;
-                play(host, script.for_unprepare(&id.name), id, || Ok(()))
-            }
-            Err(problem) => vec![(live.claim.id.uid.clone(), Err(problem))],
-        };
-        claims.iter().flat_map(play_one).collect()
+        claims
+            .iter()
+            .flat_map(|live| match ctx.config::<Script>() {
+                Ok(script) => {
+                    let id = &live.claim.id;
+                    carry_out(host, script.for_unprepare(&id.name), id, || Ok(()))
+                }
+                Err(problem) => vec![(live.claim.id.uid.clone(), Err(problem))],
+            })
+            .collect()
     }
 }
 
@@ -94,43 +102,44 @@ fn log_call<'a>(host: &Host, operation: &str, claims: impl Iterator<Item = &'a C
 }
 
 /// Returns the entries of the answer for one claim. `well` is the outcome of a success.
-fn play<T>(
+fn carry_out<T>(
     host: &Host,
-    word: Word,
+    command: Command,
     claim: &ClaimRef,
     well: impl Fn() -> Result<T, Problem>,
 ) -> Outcomes<T> {
     let this = |outcome| (claim.uid.clone(), outcome);
-    let stranger = || (STRANGER_UID.to_owned(), well());
-    match word {
-        Word::Ok | Word::Release | Word::Huge | Word::OtherDevice => vec![this(well())],
-        Word::RefusePermanent => vec![this(Err(Problem::invalid(
+    match command {
+        Command::Ok | Command::Release | Command::Huge | Command::OtherDevice => {
+            vec![this(well())]
+        }
+        Command::RefusePermanent => vec![this(Err(Problem::invalid(
             "driver-refused",
             "the script refuses it",
         )))],
-        Word::RefuseTransient => vec![this(Err(Problem::unavailable(
+        Command::RefuseTransient => vec![this(Err(Problem::unavailable(
             "driver-refused",
             "the script waits",
         )))],
-        Word::RefuseAnHour => {
+        Command::RefuseAnHour => {
             let problem = Problem::unavailable("driver-refused", "the script waits");
             vec![this(Err(problem.retry_after(HOUR)))]
         }
-        Word::Die => panic!("the script says to die"),
-        Word::Hold => {
+        Command::Die => panic!("the script says to die"),
+        Command::Hold => {
             hold(host);
             vec![this(well())]
         }
-        Word::Skip => Vec::new(),
-        Word::Twice => vec![this(well()), this(well())],
-        Word::Stranger => vec![stranger(), this(well())],
-        Word::WrongClaim => vec![stranger()],
-        Word::Spin => for_ever(|| {}),
-        Word::Grow => {
+        Command::Skip => Vec::new(),
+        Command::Twice => vec![this(well()), this(well())],
+        Command::Stranger => vec![(STRANGER_UID.to_owned(), well()), this(well())],
+        Command::WrongClaim => vec![(STRANGER_UID.to_owned(), well())],
+        Command::Spin => for_ever(|| {}),
+        Command::Grow => {
             let mut held = Vec::new();
             for_ever(|| held.push(vec![1u8; GROWN]))
         }
-        Word::Flood => for_ever(|| host.log().info("the script says to log", &[])),
+        Command::Flood => for_ever(|| host.log().info("the script says to log", &[])),
     }
 }
 
@@ -151,7 +160,12 @@ fn hold(host: &Host) {
     }
 }
 
-fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Prepared, Problem> {
+fn prepared(
+    host: &Host,
+    ctx: &Context,
+    claim: &Claim,
+    command: Command,
+) -> Result<Prepared, Problem> {
     if let Some(write) = ctx.config::<Script>()?.write {
         host.sysfs().write(&write.path, &write.value)?;
     }
@@ -162,9 +176,9 @@ fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Pre
             .iter_mut()
             .for_each(|device| device.status = Some(status()));
     }
-    match word {
-        Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],
-        Word::OtherDevice => prepared
+    match command {
+        Command::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],
+        Command::OtherDevice => prepared
             .devices
             .iter_mut()
             .for_each(|device| device.device.push_str("-else")),

@@ -1,4 +1,4 @@
-//! The words, and the claims that they apply to. A native plugin of the tests uses the same words.
+//! The commands, and the claims that they apply to. A native plugin of the tests uses the same ones.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Outcome that the driver produces for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Word {
+pub enum Command {
     /// Success.
     Ok,
     /// A permanent refusal.
@@ -20,7 +20,7 @@ pub enum Word {
     Die,
     /// No answer until the driver has prepared the claim [`RELEASE_UID`].
     Hold,
-    /// Success, and ends every [`Hold`](Word::Hold).
+    /// Success, and ends every [`Hold`](Command::Hold).
     Release,
     /// The answer omits the claim.
     Skip,
@@ -42,40 +42,40 @@ pub enum Word {
     Flood,
 }
 
-/// The claim that ends every [`Word::Hold`] of a driver that has prepared it.
+/// The claim that ends every [`Command::Hold`] of a driver that has prepared it.
 pub const RELEASE_UID: &str = "claim-release";
 
 /// The claim that is in no call.
 pub const STRANGER_UID: &str = "claim-of-another";
 
-impl Word {
-    /// Every word with the name of the claims that it applies to.
-    pub const ALL: [(&str, Word); 16] = [
-        ("ok", Word::Ok),
-        ("refuse-permanent", Word::RefusePermanent),
-        ("refuse-transient", Word::RefuseTransient),
-        ("refuse-an-hour", Word::RefuseAnHour),
-        ("die", Word::Die),
-        ("hold", Word::Hold),
-        ("release", Word::Release),
-        ("skip", Word::Skip),
-        ("twice", Word::Twice),
-        ("stranger", Word::Stranger),
-        ("wrong-claim", Word::WrongClaim),
-        ("huge", Word::Huge),
-        ("other-device", Word::OtherDevice),
-        ("spin", Word::Spin),
-        ("grow", Word::Grow),
-        ("flood", Word::Flood),
+impl Command {
+    /// Every command with the name of the claims that it applies to.
+    pub const ALL: [(&str, Command); 16] = [
+        ("ok", Command::Ok),
+        ("refuse-permanent", Command::RefusePermanent),
+        ("refuse-transient", Command::RefuseTransient),
+        ("refuse-an-hour", Command::RefuseAnHour),
+        ("die", Command::Die),
+        ("hold", Command::Hold),
+        ("release", Command::Release),
+        ("skip", Command::Skip),
+        ("twice", Command::Twice),
+        ("stranger", Command::Stranger),
+        ("wrong-claim", Command::WrongClaim),
+        ("huge", Command::Huge),
+        ("other-device", Command::OtherDevice),
+        ("spin", Command::Spin),
+        ("grow", Command::Grow),
+        ("flood", Command::Flood),
     ];
 
-    /// Returns the word for a claim of this name: the name, or the name without `-2`.
-    pub fn named(claim: &str) -> Word {
+    /// Returns the command for a claim of this name: the name, or the name without `-2`.
+    pub fn named(claim: &str) -> Command {
         let name = claim.strip_suffix("-2").unwrap_or(claim);
-        Word::ALL
+        Command::ALL
             .iter()
-            .find(|(word, _)| *word == name)
-            .map_or(Word::Ok, |(_, word)| *word)
+            .find(|(command, _)| *command == name)
+            .map_or(Command::Ok, |(_, command)| *command)
     }
 }
 
@@ -90,13 +90,13 @@ pub struct ScriptedWrite {
     pub value: String,
 }
 
-/// The driver's config: words for claims with other names.
+/// The driver's config: commands for claims with other names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Script {
     /// The driver publishes it, so that a test sees that the config is active.
     pub generation: u32,
-    /// Number of additional devices, `device-0` and on, for claims whose names are not words.
+    /// Number of additional devices, `device-0` and on, for claims whose names are not commands.
     pub devices: u32,
     /// Every successful prepare writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,23 +104,23 @@ pub struct Script {
     /// Every successful prepare reports a status of each device.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,
-    /// By claim name.
-    pub prepare: BTreeMap<String, Word>,
-    /// By claim name; every other unprepare succeeds.
-    pub unprepare: BTreeMap<String, Word>,
+    /// Behaviour of prepare by claim name.
+    pub prepare: BTreeMap<String, Command>,
+    /// Behaviour of unprepare by claim name; every other unprepare succeeds.
+    pub unprepare: BTreeMap<String, Command>,
     /// While the driver has prepared a claim of this UID, every discovery crashes it.
     pub blinded_by: Option<String>,
 }
 
 impl Script {
-    pub fn for_prepare(&self, claim: &str) -> Word {
+    pub fn for_prepare(&self, claim: &str) -> Command {
         self.prepare
             .get(claim)
             .copied()
-            .unwrap_or_else(|| Word::named(claim))
+            .unwrap_or_else(|| Command::named(claim))
     }
 
-    pub fn for_unprepare(&self, claim: &str) -> Word {
-        self.unprepare.get(claim).copied().unwrap_or(Word::Ok)
+    pub fn for_unprepare(&self, claim: &str) -> Command {
+        self.unprepare.get(claim).copied().unwrap_or(Command::Ok)
     }
 }

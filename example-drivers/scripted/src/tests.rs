@@ -2,7 +2,7 @@ use nodedock_sdk::testing::{Grant, Harness};
 use nodedock_sdk::{Claim, ProblemKind};
 use serde_json::{Value, json};
 
-use crate::{POOL, Scripted, WRITABLE, Word};
+use crate::{Command, POOL, Scripted, WRITABLE};
 
 fn claim(name: &str) -> Claim {
     Claim::new("default", name, format!("claim-{name}")).device("device-0", POOL, name)
@@ -16,14 +16,14 @@ fn the_shipped_files_fit_the_driver() {
     let inventory = node.grant(&grant).config(config).discover().unwrap();
     assert!(inventory.device(POOL, "generation-0").is_some());
     assert!(
-        Word::ALL
+        Command::ALL
             .iter()
             .all(|(name, _)| inventory.device(POOL, name).is_some())
     );
 }
 
 #[test]
-fn a_name_is_a_word_and_the_config_wins_over_it() {
+fn config_overrides_claim_name() {
     let node = Harness::<Scripted>::new();
     assert!(node.prepare(&claim("anything")).is_ok());
     assert_eq!(
@@ -39,7 +39,7 @@ fn a_name_is_a_word_and_the_config_wins_over_it() {
 }
 
 #[test]
-fn a_prepare_that_goes_well_writes_what_the_config_says() {
+fn successful_prepare_writes_the_configured_value() {
     let node = Harness::<Scripted>::new();
     node.fake().file(WRITABLE, "0");
     node.config(json!({"write": {"path": WRITABLE, "value": "1"}}));
@@ -55,7 +55,7 @@ fn a_prepare_that_goes_well_writes_what_the_config_says() {
 }
 
 #[test]
-fn devices_have_a_status_if_the_config_says_so() {
+fn devices_have_a_status_if_configured() {
     let node = Harness::<Scripted>::new();
     let reported = |prepared: nodedock_sdk::Prepared| prepared.devices[0].status.clone();
     assert_eq!(reported(node.prepare(&claim("anything")).unwrap()), None);
@@ -65,9 +65,12 @@ fn devices_have_a_status_if_the_config_says_so() {
 }
 
 #[test]
-fn every_word_is_read_as_it_is_written() {
-    for (name, word) in Word::ALL {
-        assert_eq!(serde_json::from_value::<Word>(json!(name)).unwrap(), word);
-        assert_eq!(Word::named(name), word);
+fn commands_are_read_as_written() {
+    for (name, command) in Command::ALL {
+        assert_eq!(
+            serde_json::from_value::<Command>(json!(name)).unwrap(),
+            command
+        );
+        assert_eq!(Command::named(name), command);
     }
 }

@@ -142,7 +142,7 @@ fn no_node(address: &Address, lacks: &str) -> Problem {
     Problem::unavailable("no-device-node", message).retry_after(RETRY)
 }
 
-/// Without verbs there are no nodes at all.
+/// Returns the RDMA device nodes; none if the function has no verbs.
 fn rdma_nodes(host: &Host, address: &Address) -> Result<Vec<String>, Problem> {
     let verbs = names_of(host, address, "infiniband_verbs")?;
     if verbs.is_empty() {

@@ -36,7 +36,7 @@ pub(crate) struct PoolConfig {
     pub(crate) extended_resource: Option<String>,
 }
 
-/// How a container gets access to a virtual function.
+/// The way in which a container gets access to a virtual function.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -166,15 +166,14 @@ impl PoolConfig {
 
 impl Selector {
     fn fits(&self, physical: &PhysicalFunction) -> bool {
-        let same =
-            |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
         let address = physical.address.as_str();
         let interface = physical.interface.as_deref();
-        let has_interface =
-            |glob: &String| interface.is_some_and(|name| matches_wildcards(glob, name));
-        same(&self.vendor, &physical.vendor)
-            && same(&self.device, &physical.device)
-            && self.interface.as_ref().is_none_or(has_interface)
+        is_allowed(&self.vendor, &physical.vendor)
+            && is_allowed(&self.device, &physical.device)
+            && self
+                .interface
+                .as_ref()
+                .is_none_or(|glob| interface.is_some_and(|name| matches_wildcards(glob, name)))
             && (self.addresses.is_empty()
                 || self
                     .addresses
@@ -183,10 +182,13 @@ impl Selector {
     }
 }
 
+fn is_allowed(wanted: &Option<String>, is: &str) -> bool {
+    wanted.as_ref().is_none_or(|wanted| wanted == is)
+}
+
 impl Parameters {
     /// Checks what the type cannot express.
     pub(crate) fn check(&self) -> Result<(), Problem> {
-        let bad = |message: String| Err(Problem::invalid("bad-parameters", message));
         if self.mtu.is_some() {
             let message = "mtu cannot be set by a driver: set it on the node or in the container";
             return Err(Problem::invalid("mtu-not-supported", message));
@@ -201,6 +203,10 @@ impl Parameters {
             _ => Ok(()),
         }
     }
+}
+
+fn bad(message: String) -> Result<(), Problem> {
+    Err(Problem::invalid("bad-parameters", message))
 }
 
 fn is_interface_name(name: &str) -> bool {

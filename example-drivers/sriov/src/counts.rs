@@ -9,7 +9,7 @@ use crate::physical::PhysicalFunction;
 const NUMVFS: &str = "sriov_numvfs";
 const AUTOPROBE: &str = "sriov_drivers_autoprobe";
 
-/// Who created the virtual functions that a physical function has, by the journals of claims.
+/// The creator of the virtual functions that a physical function has, according to the journals of claims.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Creator<'a> {
     /// An operator or another program.

@@ -1,4 +1,4 @@
-//! What a claim changed on the node: its memo, and the progress of a prepare that did not succeed.
+//! Changes that a claim made on the node: its memo, and the progress of a prepare that did not succeed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,11 +28,11 @@ pub(crate) struct Interface {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Journal {
     boot_id: String,
-    /// By physical function: those whose virtual functions this driver created, if the claim uses one of them.
+    /// Physical functions whose virtual functions this driver created, if the claim uses one of them.
     pub(crate) made: BTreeMap<Address, Made>,
     /// Virtual functions that the claim binds.
     pub(crate) bound: BTreeSet<Address>,
-    /// By virtual function.
+    /// Interfaces by virtual function.
     pub(crate) interfaces: BTreeMap<Address, Interface>,
 }
 

@@ -29,13 +29,12 @@ nodedock_sdk::export_driver!(Sriov: Configuration);
 
 impl Driver for Sriov {
     fn describe() -> DriverInfo {
-        let below = |name: &str| format!("bus/pci/devices/*/{name}");
         DriverInfo::new("sriov.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("SR-IOV virtual functions of network cards and accelerators")
             .sysfs_read(["bus/pci/devices/*"])
-            .sysfs_read(FILES.map(below))
-            .sysfs_write(below("sriov_numvfs"), "[0-9]{1,5}")
-            .sysfs_write(below("sriov_drivers_autoprobe"), "[01]")
+            .sysfs_read(FILES.map(file_of_functions))
+            .sysfs_write(file_of_functions("sriov_numvfs"), "[0-9]{1,5}")
+            .sysfs_write(file_of_functions("sriov_drivers_autoprobe"), "[01]")
             .pci_driver("*", "([a-z0-9_-]+[_-])?vfio[_-]pci")
             .device_nodes([
                 "/dev/accel/*",
@@ -88,6 +87,10 @@ impl Driver for Sriov {
     }
 }
 
+fn file_of_functions(name: &str) -> String {
+    format!("bus/pci/devices/*/{name}")
+}
+
 impl Configuration for Sriov {
     fn config_schema() -> Option<String> {
         Some(include_str!("config.schema.json").to_owned())
@@ -127,12 +130,8 @@ impl<'a> Allocation<'a> {
     ) -> Result<Self, Problem> {
         let parameters: Parameters = claim.merge_parameters(&device.request)?.unwrap_or_default();
         parameters.check()?;
-        let missing = |reason: &str| {
-            let message = format!("device {}/{}: {reason}", device.pool, device.device);
-            Problem::not_found("no-such-device", message)
-        };
         let address = Address::from_label(&device.device)
-            .ok_or_else(|| missing("no name of a virtual function"))?;
+            .ok_or_else(|| missing(device, "no name of a virtual function"))?;
         for physical in physical {
             let Some(pool) = config.pool_of(physical).map(|index| &config.pools()[index]) else {
                 continue;
@@ -142,7 +141,7 @@ impl<'a> Allocation<'a> {
                 continue;
             };
             if pool.name != device.pool {
-                return Err(missing("the config offers it in another pool"));
+                return Err(missing(device, "the config offers it in another pool"));
             }
             let allocation = Allocation {
                 device,
@@ -153,7 +152,7 @@ impl<'a> Allocation<'a> {
             };
             return allocation.check().map(|()| allocation);
         }
-        Err(missing("no physical function of the config has it"))
+        Err(missing(device, "no physical function of the config has it"))
     }
 
     fn check(&self) -> Result<(), Problem> {
@@ -223,15 +222,19 @@ impl<'a> Allocation<'a> {
     }
 }
 
+fn missing(device: &AllocatedDevice, reason: &str) -> Problem {
+    let message = format!("device {}/{}: {reason}", device.pool, device.device);
+    Problem::not_found("no-such-device", message)
+}
+
 fn prepare_claim(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
     let uid = claim.id.uid.as_str();
     let config = Config::read(&ctx.config)?;
     let physical = physical_functions(host)?;
-    let read = |device| Allocation::read(host, &config, &physical, claim, device);
     let allocations = claim
         .devices
         .iter()
-        .map(read)
+        .map(|device| Allocation::read(host, &config, &physical, claim, device))
         .collect::<Result<Vec<_>, _>>()?;
     check_interface_names(&allocations)?;
     let record = host.prepared_claims().get(uid).unwrap_or_default();

@@ -49,7 +49,7 @@ pub(crate) struct PhysicalFunction {
     pub(crate) total: u32,
     /// Virtual functions that it has.
     pub(crate) count: u32,
-    /// Whether the kernel binds a new virtual function to a driver: `1` or `0`.
+    /// The setting by which the kernel binds a new virtual function to a driver or not: `1` or `0`.
     pub(crate) autoprobe: Option<String>,
     /// Distance of the first virtual function, and from each to the next.
     offset: u32,
@@ -106,7 +106,7 @@ impl PhysicalFunction {
         }))
     }
 
-    /// Like [`read`](Self::read), but only a function that does not exist is `None`.
+    /// Reads a physical function as [`read`](Self::read) does, but returns `None` only for a function that does not exist.
     ///
     /// # Errors
     ///
@@ -154,7 +154,8 @@ impl PhysicalFunction {
         Ok(link.and_then(|path| Address::parse(&last_segment(&path))))
     }
 
-    /// Without an offset, or without a stride for the second and later ones, the address is unknown until the function exists.
+    /// Returns the predicted address of a virtual function. Without an offset, or without a stride for the second and later ones, the
+    /// address is unknown until the function exists.
     fn predicted(&self, index: u32) -> Option<Address> {
         let is_known = self.offset > 0 && (self.stride > 0 || index == 0);
         let distance = self.stride.checked_mul(index)?.checked_add(self.offset)?;

@@ -23,7 +23,7 @@ fn label(index: u32) -> String {
     format!("0000-3b-02-{index}")
 }
 
-/// What the kernel does after a write to `sriov_numvfs`, with at most `most` virtual functions.
+/// Simulates the kernel after a write to `sriov_numvfs`, with at most `most` virtual functions.
 fn set_count(fake: &FakeHost, count: u32, most: u32) {
     for index in 0..8 {
         let directory = format!("devices/pci0000:3a/{}", vf(index));
@@ -226,7 +226,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schemas_are_json_and_refuse_unknown_keys() {
+fn schemas_refuse_unknown_keys() {
     for schema in [Sriov::config_schema(), Sriov::parameters_schema()] {
         let schema: Value = serde_json::from_str(&schema.unwrap()).unwrap();
         assert_eq!(schema["additionalProperties"], false);
@@ -234,7 +234,7 @@ fn the_schemas_are_json_and_refuse_unknown_keys() {
 }
 
 #[test]
-fn virtual_functions_are_offered_before_they_exist_and_keep_their_names() {
+fn virtual_functions_are_offered_before_creation() {
     let node = node();
     let before = names(&node);
     assert_eq!(before, [0, 1, 2, 3].map(label));
@@ -268,7 +268,7 @@ fn virtual_functions_are_offered_before_they_exist_and_keep_their_names() {
 }
 
 #[test]
-fn the_first_claim_creates_all_virtual_functions_and_the_last_removes_them() {
+fn virtual_functions_exist_only_while_claimed() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     assert_eq!(count(&node), "4");
@@ -286,7 +286,7 @@ fn the_first_claim_creates_all_virtual_functions_and_the_last_removes_them() {
 }
 
 #[test]
-fn claims_of_one_call_share_the_virtual_functions_and_the_last_removes_them() {
+fn batched_claims_share_virtual_functions() {
     let calls: [&[&[&str]]; 3] = [&[&["a", "b"]], &[&["a"], &["b"]], &[&["b"], &["a"]]];
     for calls in calls {
         let node = node();
@@ -305,7 +305,7 @@ fn claims_of_one_call_share_the_virtual_functions_and_the_last_removes_them() {
 }
 
 #[test]
-fn virtual_functions_of_a_prepare_that_has_not_ended_stay_when_another_claim_is_unprepared() {
+fn unfinished_prepare_keeps_the_virtual_functions() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     // As a daemon that stopped between the driver's answer and the record of it.
@@ -321,7 +321,7 @@ fn virtual_functions_of_a_prepare_that_has_not_ended_stay_when_another_claim_is_
 }
 
 #[test]
-fn a_container_gets_the_interface_and_the_claim_its_status() {
+fn container_gets_interface_claim_gets_status() {
     let node = node();
     let prepared = node.prepare(&claim("a", 1)).unwrap();
     let device = &prepared.devices[0];
@@ -355,7 +355,7 @@ fn a_container_gets_the_interface_and_the_claim_its_status() {
 }
 
 #[test]
-fn names_of_interfaces_in_the_container_are_chosen_or_fit_into_15_bytes() {
+fn interface_names_fit_in_15_bytes() {
     let node = node();
     let name = |claim: &Claim, device: usize| {
         node.prepare(claim).unwrap().devices[device]
@@ -386,7 +386,7 @@ fn names_of_interfaces_in_the_container_are_chosen_or_fit_into_15_bytes() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_yet_is_retried_soon() {
+fn missing_interface_is_retried_soon() {
     let node = node();
     node.fake()
         .file(&format!("{PF_DIRECTORY}/sriov_drivers_autoprobe"), "0\n");
@@ -405,7 +405,7 @@ fn an_interface_that_is_not_there_yet_is_retried_soon() {
 }
 
 #[test]
-fn rdma_adds_the_nodes_of_the_device() {
+fn rdma_adds_nodes_of_the_device() {
     let node = node();
     node.config(config("rdma", 4));
     let nodes = [
@@ -425,14 +425,14 @@ fn rdma_adds_the_nodes_of_the_device() {
 }
 
 #[test]
-fn accelerators_give_the_nodes_that_the_kernel_lists() {
+fn accelerators_give_nodes_listed_by_kernel() {
     let node = node();
     node.config(config("nodes", 4));
     assert_eq!(paths(&node, &claim("a", 1)), ["/dev/accel/accel1"]);
 }
 
 #[test]
-fn passthrough_creates_without_drivers_binds_and_restores_everything() {
+fn passthrough_binds_and_restores_everything() {
     let node = node();
     node.config(config("vfio", 4));
     assert_eq!(
@@ -458,7 +458,7 @@ fn passthrough_creates_without_drivers_binds_and_restores_everything() {
 }
 
 #[test]
-fn a_claim_may_choose_a_variant_of_the_passthrough_driver() {
+fn claim_chooses_a_passthrough_driver_variant() {
     let node = node();
     node.config(config("vfio", 4))
         .fake()
@@ -495,7 +495,7 @@ fn without_an_iommu_passthrough_is_unavailable() {
 }
 
 #[test]
-fn virtual_functions_that_cannot_be_made_are_reported_and_nothing_stays() {
+fn failed_function_creation_leaves_no_writes() {
     let node = node();
     node.fake().on_write(NUMVFS, |_, _| Err(busy()));
     assert_eq!(node.prepare(&claim("a", 0)), Err(busy()));
@@ -505,7 +505,7 @@ fn virtual_functions_that_cannot_be_made_are_reported_and_nothing_stays() {
 }
 
 #[test]
-fn fewer_virtual_functions_than_configured_are_removed_and_reported_with_numbers() {
+fn too_few_virtual_functions_are_removed() {
     let node = node_with(2);
     let problem = node.prepare(&claim("a", 0)).unwrap_err();
     assert_eq!(
@@ -518,7 +518,7 @@ fn fewer_virtual_functions_than_configured_are_removed_and_reported_with_numbers
 
 /// The daemon crashed after the kernel had created half of them.
 #[test]
-fn half_made_virtual_functions_are_made_again_or_removed() {
+fn partial_function_creation_is_recovered() {
     for is_prepared_again in [true, false] {
         let node = node();
         refuse_once(&node);
@@ -534,7 +534,7 @@ fn half_made_virtual_functions_are_made_again_or_removed() {
 }
 
 #[test]
-fn virtual_functions_of_an_operator_are_used_and_never_changed() {
+fn operator_created_functions_stay_unchanged() {
     let node = node();
     set_count(node.fake(), 2, 8);
     assert_eq!(names(&node), [0, 1].map(label));
@@ -557,7 +557,7 @@ fn virtual_functions_of_an_operator_are_used_and_never_changed() {
 }
 
 #[test]
-fn a_config_with_another_number_waits_for_the_claims() {
+fn changed_count_waits_for_claims() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     node.config(config("netdevice", 6));
@@ -574,7 +574,7 @@ fn a_config_with_another_number_waits_for_the_claims() {
 }
 
 #[test]
-fn a_busy_function_keeps_the_claim_until_the_kernel_lets_go() {
+fn busy_function_keeps_the_claim() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     refuse_once(&node);
@@ -583,7 +583,7 @@ fn a_busy_function_keeps_the_claim_until_the_kernel_lets_go() {
 }
 
 #[test]
-fn a_physical_function_that_does_not_answer_keeps_the_claim() {
+fn unresponsive_physical_function_keeps_the_claim() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     let stuck = Problem::unavailable("sysfs-stuck", "the kernel does not answer");
@@ -604,7 +604,7 @@ fn another_programs_count_stays_at_unprepare() {
 }
 
 #[test]
-fn after_a_reboot_the_old_boot_is_not_undone() {
+fn reboot_discards_state_of_old_boot() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     set_count(node.fake(), 0, 8);
@@ -620,7 +620,7 @@ fn after_a_reboot_the_old_boot_is_not_undone() {
 }
 
 #[test]
-fn a_physical_function_that_vanishes_is_not_found_and_unprepared_with_success() {
+fn vanished_physical_function_unprepares_with_success() {
     let node = node();
     node.prepare(&claim("a", 0)).unwrap();
     set_count(node.fake(), 0, 8);
@@ -636,7 +636,7 @@ fn a_physical_function_that_vanishes_is_not_found_and_unprepared_with_success() 
 }
 
 #[test]
-fn virtual_functions_at_other_addresses_are_not_prepared() {
+fn functions_at_other_addresses_are_refused() {
     let node = node();
     node.fake()
         .file(&format!("{PF_DIRECTORY}/sriov_offset"), "24\n");
@@ -648,7 +648,7 @@ fn virtual_functions_at_other_addresses_are_not_prepared() {
 }
 
 #[test]
-fn without_an_offset_virtual_functions_are_offered_once_they_exist() {
+fn functions_without_offset_need_to_exist() {
     let node = node();
     node.fake()
         .file(&format!("{PF_DIRECTORY}/sriov_offset"), "0\n");
@@ -658,7 +658,7 @@ fn without_an_offset_virtual_functions_are_offered_once_they_exist() {
 }
 
 #[test]
-fn a_physical_function_for_passthrough_offers_nothing() {
+fn physical_function_for_passthrough_offers_nothing() {
     let node = node();
     node.fake().link(
         &format!("{PF_DIRECTORY}/driver"),
@@ -699,7 +699,7 @@ fn admin_access_creates_and_binds_nothing() {
 }
 
 #[test]
-fn parameters_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_parameters_are_refused_with_reason() {
     for (parameters, code) in [
         (json!({"mtu": 9000}), "mtu-not-supported"),
         (json!({"interfaceName": "a name"}), "bad-parameters"),
@@ -727,7 +727,7 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let pool = |changes: Value| {
         let mut pool = json!({"name": "p", "select": [{}], "vfs": 1, "mode": "netdevice"});
         pool.as_object_mut()

@@ -49,8 +49,6 @@ impl FirmwareNode {
         };
         let node = last_segment(path);
         let name = node.split('@').next().unwrap_or(&node);
-        let is_hex =
-            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let by_address = segment
             .split_once('.')
             .is_some_and(|(at, rest)| is_hex(at) && rest == name);
@@ -65,12 +63,16 @@ impl FirmwareNode {
     }
 }
 
+fn is_hex(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// The hardware that a directory below `/sys/devices` belongs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Hardware {
     /// Its directory; the whole one that was looked for, for hardware without an address.
     directory: String,
-    /// What the kernel has below it, up to the directory that was looked for.
+    /// The kernel's path below it, down to the requested directory.
     below: String,
     /// `None` for a PCI function, and for hardware without an address.
     node: Option<FirmwareNode>,
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_below_counted_devices_is_its_address_alone() {
+    fn pci_function_uses_address_as_name() {
         let fake = FakeHost::new();
         let bus = "devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00";
         fake.file(&format!("{bus}/path"), "\\_SB_.VMOD.VMBS\n");
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_the_kernel_makes_from_the_device_tree_stay() {
+    fn device_tree_kernel_names_are_kept() {
         let fake = FakeHost::new();
         for (segment, node) in [
             ("soc@0", "soc@0"),
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_names_become_those_of_the_firmware() {
+    fn counted_names_become_firmware_names() {
         let fake = FakeHost::new();
         add_tree_node(
             &fake,
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_without_an_address_keeps_the_names_of_the_kernel() {
+    fn hardware_without_address_keeps_kernel_names() {
         let fake = FakeHost::new();
         let expected = (
             "platform-xhci-hcd.0.auto".to_owned(),
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_read_is_an_error() {
+    fn unreadable_node_is_an_error() {
         let fake = FakeHost::new();
         add_acpi_node(&fake, "devices/platform/PNP0D10:01", "\\_SB_.USB1");
         for path in ["of_node", "firmware_node/path"] {

@@ -61,7 +61,7 @@ impl Board {
 #[derive(Debug, Default)]
 pub(crate) struct BoardPorts(BTreeMap<String, Board>);
 
-/// How the ports of one piece of hardware are sorted: by its directories, the number at the controller, and the number of the tty.
+/// Sort key for the ports of one piece of hardware: its directories, the number at the controller, and the number of the tty.
 type PortOrder = (usize, String, u32, u32);
 
 impl BoardPorts {
@@ -154,40 +154,45 @@ fn number_of(tty: &str) -> u32 {
 /// Returns the directory of the hardware: without that of the class, and without those in between whose names change.
 fn hardware_directory(entry: &str, kind: Kind) -> String {
     let class = format!("/{}/", kind.subsystem());
-    let above = |path: &str| {
-        path.rsplit_once('/')
-            .map(|(above, _)| above.to_owned())
-            .unwrap_or_default()
-    };
     let directory = match entry.find(&class) {
         Some(end) => entry[..end].to_owned(),
         // Below another class there is no directory of the class: `sound/card0/input9/event9`, `rc/rc0/input5/event5`.
-        None if kind == Kind::Input => above(&above(entry)),
-        None => above(entry),
+        None if kind == Kind::Input => parent(&parent(entry)),
+        None => parent(entry),
     };
     let mut segments: Vec<&str> = directory
         .split('/')
         .filter(|segment| !is_hid(segment))
         .collect();
     // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
-    if let [.., hardware, controller, port] = segments[..] {
-        let is_below = |name: &str, parent: &str, mark: char| {
-            name.strip_prefix(parent)
-                .and_then(|rest| rest.strip_prefix(mark))
-                .is_some()
-        };
-        if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
-            segments.truncate(segments.len() - 2);
-        }
+    if let [.., hardware, controller, port] = segments[..]
+        && is_below(controller, hardware, ':')
+        && is_below(port, controller, '.')
+    {
+        segments.truncate(segments.len() - 2);
     }
     segments.join("/")
+}
+
+fn is_below(name: &str, parent: &str, mark: char) -> bool {
+    name.strip_prefix(parent)
+        .and_then(|rest| rest.strip_prefix(mark))
+        .is_some()
+}
+
+fn parent(path: &str) -> String {
+    path.rsplit_once('/')
+        .map(|(above, _)| above.to_owned())
+        .unwrap_or_default()
 }
 
 /// Returns whether this is the directory of a HID device, which ends in a running number: `0018:04F3:3140.0001`.
 fn is_hid(segment: &str) -> bool {
     let parts: Vec<&str> = segment.split([':', '.']).collect();
-    let is_hex = |part: &&str| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parts.len() == 4 && parts.iter().all(is_hex)
+    parts.len() == 4
+        && parts
+            .iter()
+            .all(|part| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 #[cfg(test)]
@@ -195,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hardware_has_one_directory_on_every_kernel() {
+    fn hardware_directory_is_independent_of_kernel() {
         for directory in [
             "devices/pnp0/00:04/tty/ttyS0",
             "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0",
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_the_number_that_the_kernel_shows() {
+    fn port_has_the_kernel_number() {
         for (below, number) in [
             ("/00:04:0/00:04:0.12/tty/ttyS5", 12),
             ("/tty/ttyS4", 0),

@@ -38,7 +38,7 @@ pub(crate) struct PoolConfig {
     select: Vec<Selector>,
     #[serde(default)]
     pub(crate) name_by: NameBy,
-    /// Whether several claims may use a device at once.
+    /// True if several claims may use a device at once.
     #[serde(default)]
     pub(crate) shared: bool,
     #[serde(default)]
@@ -153,26 +153,29 @@ impl Selector {
 
     fn fits(&self, candidate: &Candidate) -> bool {
         let usb = candidate.usb();
-        let same = |wanted: &Option<String>, is: Option<&String>| {
-            wanted.is_none() || wanted.as_ref() == is
-        };
-        let glob = |wanted: &Option<String>, is: Option<&String>| {
-            wanted
-                .as_ref()
-                .is_none_or(|wanted| is.is_some_and(|is| matches(wanted, is)))
-        };
         let path = usb.map_or_else(|| candidate.path(), |usb| usb.path.clone());
-        same(&self.vendor, usb.map(|usb| &usb.vendor))
-            && same(&self.product, usb.map(|usb| &usb.product))
-            && glob(&self.serial, usb.and_then(|usb| usb.serial.as_ref()))
-            && glob(
+        is_allowed(&self.vendor, usb.map(|usb| &usb.vendor))
+            && is_allowed(&self.product, usb.map(|usb| &usb.product))
+            && is_matched(&self.serial, usb.and_then(|usb| usb.serial.as_ref()))
+            && is_matched(
                 &self.manufacturer,
                 usb.and_then(|usb| usb.manufacturer.as_ref()),
             )
-            && glob(&self.model, usb.and_then(|usb| usb.model.as_ref()))
-            && glob(&self.driver, candidate.driver.as_ref())
-            && (glob(&self.port, Some(&path)) || glob(&self.port, Some(&candidate.kernel_path())))
+            && is_matched(&self.model, usb.and_then(|usb| usb.model.as_ref()))
+            && is_matched(&self.driver, candidate.driver.as_ref())
+            && (is_matched(&self.port, Some(&path))
+                || is_matched(&self.port, Some(&candidate.kernel_path())))
     }
+}
+
+fn is_matched(wanted: &Option<String>, is: Option<&String>) -> bool {
+    wanted
+        .as_ref()
+        .is_none_or(|wanted| is.is_some_and(|is| matches(wanted, is)))
+}
+
+fn is_allowed(wanted: &Option<String>, is: Option<&String>) -> bool {
+    wanted.is_none() || wanted.as_ref() == is
 }
 
 /// Parameters of a claim or class.
@@ -208,18 +211,15 @@ impl Parameters {
 }
 
 fn is_env_name(name: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
-    name.strip_prefix("UDEV_")
-        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(is_plain))
-        && name.len() <= 64
+    name.strip_prefix("UDEV_").is_some_and(|rest| {
+        !rest.is_empty()
+            && rest
+                .bytes()
+                .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    }) && name.len() <= 64
 }
 
 fn check_container_path(path: &str) -> Result<(), String> {
-    let is_plain = |segment: &str| {
-        let is_allowed =
-            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        !matches!(segment, "" | "." | "..") && segment.bytes().all(is_allowed)
-    };
     let Some(below) = path
         .strip_prefix("/dev/")
         .filter(|below| below.split('/').all(is_plain))
@@ -235,13 +235,22 @@ fn check_container_path(path: &str) -> Result<(), String> {
         ));
     }
     let first = below.split('/').next().unwrap_or(below);
-    let is_reserved = |name: &str| first == name || (name == "std" && first.starts_with(name));
-    if RESERVED.into_iter().any(is_reserved) {
+    if RESERVED
+        .into_iter()
+        .any(|name| first == name || (name == "std" && first.starts_with(name)))
+    {
         return Err(format!(
             "containerPath {path:?} is a path of the container's own /dev"
         ));
     }
     Ok(())
+}
+
+fn is_plain(segment: &str) -> bool {
+    !matches!(segment, "" | "." | "..")
+        && segment
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {

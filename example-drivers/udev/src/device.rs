@@ -42,7 +42,7 @@ impl Node {
     }
 }
 
-/// Where a device is.
+/// The location of a device.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// A USB device as a whole.
@@ -63,7 +63,7 @@ pub(crate) struct Candidate {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
     pub(crate) driver: Option<String>,
-    /// At least one; the first is the main one.
+    /// Device nodes: at least one; the first is the main one.
     pub(crate) nodes: Vec<Node>,
 }
 
@@ -91,14 +91,7 @@ impl Candidate {
                 None => drop(found.insert(candidate.key(), candidate)),
             }
         }
-        let sorted = |mut candidate: Candidate| {
-            candidate
-                .nodes
-                .sort_by(|one, other| (&one.order, one.minor).cmp(&(&other.order, other.minor)));
-            candidate.nodes.truncate(NODES_MAX);
-            candidate
-        };
-        Ok(found.into_values().map(sorted).collect())
+        Ok(found.into_values().map(with_sorted_nodes).collect())
     }
 
     pub(crate) fn usb(&self) -> Option<&UsbDevice> {
@@ -220,6 +213,14 @@ impl Candidate {
     }
 }
 
+fn with_sorted_nodes(mut candidate: Candidate) -> Candidate {
+    candidate
+        .nodes
+        .sort_by(|one, other| (&one.order, one.minor).cmp(&(&other.order, other.minor)));
+    candidate.nodes.truncate(NODES_MAX);
+    candidate
+}
+
 fn port_suffix(port: Option<u32>) -> String {
     port.map(|port| format!("-port{port}")).unwrap_or_default()
 }
@@ -321,17 +322,13 @@ fn locate(
     directory: &str,
 ) -> Result<Option<(Place, Option<String>)>, Problem> {
     let entry = last_segment(directory);
-    let driver_in = |directory: &str| {
-        let link = optional(host.sysfs().read_link(&format!("{directory}/driver")))?;
-        Ok(link.as_deref().map(last_segment))
-    };
     let Some(interface) = directory.rsplit('/').find_map(Interface::parse) else {
         let board = match kind {
             Kind::Serial => ports.get(&entry).cloned(),
             _ => Some(Board::read(host, kind, directory)?),
         };
         let Some(board) = board else { return Ok(None) };
-        let driver = driver_in(&board.directory)?;
+        let driver = driver_in(host, &board.directory)?;
         return Ok(Some((Place::Board(board), driver)));
     };
     let port = if kind == Kind::Serial {
@@ -347,7 +344,7 @@ fn locate(
     else {
         return Ok(None);
     };
-    let driver = driver_in(&format!("bus/usb/devices/{}", interface.name()))?;
+    let driver = driver_in(host, &format!("bus/usb/devices/{}", interface.name()))?;
     Ok(Some((
         Place::Function {
             device,
@@ -356,6 +353,11 @@ fn locate(
         },
         driver,
     )))
+}
+
+fn driver_in(host: &Host, directory: &str) -> Result<Option<String>, Problem> {
+    let link = optional(host.sysfs().read_link(&format!("{directory}/driver")))?;
+    Ok(link.as_deref().map(last_segment))
 }
 
 #[cfg(test)]

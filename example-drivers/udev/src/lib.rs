@@ -51,7 +51,7 @@ const FIRMWARE_FILES: [&str; 3] = [
     "devices/LNXSYSTM:00/**/path",
 ];
 
-/// How soon the host retries a prepare of a device that is just being plugged in or out.
+/// Time after which the host retries a prepare of a device that is just being plugged in or out.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Health of devices in one result.
@@ -67,7 +67,7 @@ struct Memo {
     devices: Vec<MemoDevice>,
 }
 
-/// In few bytes: a claim may have 32 devices of 32 nodes each, and a memo has at most 64 KiB.
+/// A device in a compact form: a claim may have 32 devices of 32 nodes each, and a memo has at most 64 KiB.
 #[derive(Debug, Deserialize, Serialize)]
 struct MemoDevice {
     pool: String,
@@ -302,15 +302,14 @@ fn allocated_device<'a>(
             format!("the config of udev has no pool {pool}"),
         ));
     };
-    let missing = || {
+    Ok((
+        &config.pools[index],
+        offers[index].get(device).ok_or_else(|| {
         let message = format!(
             "device {pool}/{device} is unplugged, has other IDs by now, or the config no longer offers it in this pool"
         );
         Problem::not_found("no-such-device", message)
-    };
-    Ok((
-        &config.pools[index],
-        offers[index].get(device).ok_or_else(missing)?,
+    })?,
     ))
 }
 
@@ -391,16 +390,14 @@ fn usable(config: &Config, offers: &[Offers], device: &MemoDevice) -> Result<(),
         return Err("the config no longer has the pool".to_owned());
     };
     let pool = &offers[index];
-    // A twin with the same serial number changes the name, and nothing else.
-    let is_same = |candidate: &&Candidate| candidate.fingerprint() == device.fingerprint;
     let Some(candidate) = pool
         .get(&device.device)
-        .or_else(|| pool.values().find(is_same))
+        .or_else(|| pool.values().find(|candidate| is_same(device, candidate)))
     else {
         return Err("the device is unplugged".to_owned());
     };
-    // The name is that of the node, whatever is behind it.
-    if config.pools[index].name_by == NameBy::Node && !is_same(&candidate) {
+    // The name is that of the node, regardless of the device behind it.
+    if config.pools[index].name_by == NameBy::Node && !is_same(device, candidate) {
         return Err(format!(
             "another device is {} now: create the pod again",
             candidate.nodes[0].path
@@ -418,4 +415,9 @@ fn usable(config: &Config, offers: &[Offers], device: &MemoDevice) -> Result<(),
     Err(format!(
         "the device was replugged and is {now} now, and the pod has {before}: create the pod again"
     ))
+}
+
+/// A twin with the same serial number changes the name, and nothing else.
+fn is_same(device: &MemoDevice, candidate: &Candidate) -> bool {
+    candidate.fingerprint() == device.fingerprint
 }

@@ -12,14 +12,10 @@ use crate::device::Candidate;
 /// By their serial numbers, a device that has none, or whose name would be that of another device of the pool, is named by its IDs and its
 /// port. All devices of such a group are: no name passes from one device to another when a device is plugged in.
 pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<String, Candidate> {
-    let preferred = |candidate: &Candidate| match name_by {
-        NameBy::Serial => candidate
-            .id()
-            .map_or_else(|| by_ids_and_path(candidate), |id| dns_label(&id)),
-        NameBy::Port => dns_label(&candidate.path()),
-        NameBy::Node => dns_label(candidate.nodes[0].path.trim_start_matches("/dev/")),
-    };
-    let mut names: Vec<String> = candidates.iter().map(preferred).collect();
+    let mut names: Vec<String> = candidates
+        .iter()
+        .map(|candidate| preferred_name(candidate, name_by))
+        .collect();
     if name_by == NameBy::Serial {
         rename_twins(&mut names, &candidates, by_ids_and_path);
     }
@@ -32,6 +28,16 @@ pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<Str
         dns_label_hashed(&candidate.key())
     });
     names.into_iter().zip(candidates).collect()
+}
+
+fn preferred_name(candidate: &Candidate, name_by: NameBy) -> String {
+    match name_by {
+        NameBy::Serial => candidate
+            .id()
+            .map_or_else(|| by_ids_and_path(candidate), |id| dns_label(&id)),
+        NameBy::Port => dns_label(&candidate.path()),
+        NameBy::Node => dns_label(candidate.nodes[0].path.trim_start_matches("/dev/")),
+    }
 }
 
 /// The IDs keep the name from a device of another type that is plugged into the same port.

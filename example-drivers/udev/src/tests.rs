@@ -230,7 +230,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schemas_are_json_and_refuse_unknown_keys() {
+fn schemas_refuse_unknown_keys() {
     let config: Value = serde_json::from_str(&Udev::config_schema().unwrap()).unwrap();
     assert_eq!(config["additionalProperties"], false);
     let pools = &config["properties"]["pools"]["items"];
@@ -249,7 +249,7 @@ fn no_config_is_no_devices() {
 }
 
 #[test]
-fn devices_are_named_as_in_by_id_and_without_a_serial_number_as_in_by_path() {
+fn devices_are_named_like_udev_links() {
     let inventory = full_node().discover().unwrap();
     assert_eq!(
         names(&inventory, "serial"),
@@ -279,7 +279,7 @@ fn devices_are_named_as_in_by_id_and_without_a_serial_number_as_in_by_path() {
 }
 
 #[test]
-fn the_pool_decides_what_names_a_device() {
+fn pool_decides_how_devices_are_named() {
     let node = full_node();
     node.config(json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": "port", "select": [{"vendor": "0403"}]}]}));
     assert_eq!(
@@ -291,7 +291,7 @@ fn the_pool_decides_what_names_a_device() {
 }
 
 #[test]
-fn a_device_says_what_it_is_and_where() {
+fn device_has_its_attributes_and_location() {
     let inventory = full_node().discover().unwrap();
     let text = |text: &str| AttributeValue::Text(text.into());
     let ftdi = inventory.device("serial", FTDI_NAME).unwrap();
@@ -317,7 +317,7 @@ fn a_device_says_what_it_is_and_where() {
 }
 
 #[test]
-fn a_serial_number_that_is_not_granted_is_neither_published_nor_part_of_the_name() {
+fn ungranted_serial_number_is_not_published() {
     let node = full_node();
     node.fake().fail(
         "bus/usb/devices/1-2.3/serial",
@@ -335,7 +335,7 @@ fn a_serial_number_that_is_not_granted_is_neither_published_nor_part_of_the_name
 }
 
 #[test]
-fn the_raw_device_and_its_functions_exclude_each_other_and_two_functions_do_not() {
+fn raw_device_excludes_its_functions() {
     let inventory = full_node().discover().unwrap();
     let raw = inventory
         .device("usb", "usb-1e0e-9001-0123456789abcdef")
@@ -371,7 +371,7 @@ fn the_raw_device_and_its_functions_exclude_each_other_and_two_functions_do_not(
 }
 
 #[test]
-fn the_ports_of_one_interface_have_identities_of_their_own() {
+fn ports_of_interface_have_own_identities() {
     let node = with_pools([pool("serial"), pool("usb")]);
     let adapter = Usb {
         vendor: "110a",
@@ -404,7 +404,7 @@ fn the_ports_of_one_interface_have_identities_of_their_own() {
 }
 
 #[test]
-fn a_device_with_more_functions_than_identities_is_used_as_a_whole() {
+fn device_of_many_functions_is_whole() {
     let node = with_pools([pool("serial"), pool("usb")]);
     let many = Usb {
         serial: "many",
@@ -431,7 +431,7 @@ fn a_device_with_more_functions_than_identities_is_used_as_a_whole() {
 }
 
 #[test]
-fn pools_choose_by_what_a_device_is_and_the_first_of_its_kind_has_it() {
+fn first_matching_pool_gets_the_device() {
     let node = full_node();
     node.config(json!({"pools": [
         {"name": "modem", "kind": "serial", "select": [{"vendor": "1E0E", "product": "9001"}], "extendedResource": "example.com/modem"},
@@ -458,7 +458,7 @@ fn pools_choose_by_what_a_device_is_and_the_first_of_its_kind_has_it() {
 }
 
 #[test]
-fn terminals_phantoms_virtual_devices_and_the_console_are_not_offered() {
+fn terminals_phantoms_and_consoles_are_excluded() {
     let node = with_pools(["serial", "video", "sound", "input"].map(pool));
     let fake = node.fake();
     add_board_port(fake, "devices/platform/serial8250/tty/ttyS2", 66, "0");
@@ -495,7 +495,7 @@ fn terminals_phantoms_virtual_devices_and_the_console_are_not_offered() {
 }
 
 #[test]
-fn identical_devices_with_one_serial_number_are_both_named_by_their_ports() {
+fn equal_devices_are_named_by_port() {
     let node = with_pools([pool("serial")]);
     let fake = node.fake();
     CP210X
@@ -523,7 +523,7 @@ fn identical_devices_with_one_serial_number_are_both_named_by_their_ports() {
 }
 
 #[test]
-fn serial_numbers_that_differ_in_case_or_signs_only_are_twins() {
+fn serials_differing_in_case_are_twins() {
     let node = with_pools([pool("serial")]);
     for (index, serial) in ["ab-1", "AB_1", "ab.1", "ab1"].into_iter().enumerate() {
         let name = ["1-1", "1-2", "1-3", "1-4"][index];
@@ -550,7 +550,7 @@ fn serial_numbers_that_differ_in_case_or_signs_only_are_twins() {
 }
 
 #[test]
-fn places_whose_labels_are_the_same_stay_apart() {
+fn devices_with_equal_labels_stay_distinct() {
     let node = with_pools([pool("video")]);
     for (index, place) in [(0, "a.b"), (1, "a-b"), (2, "c")] {
         let directory = format!("devices/platform/{place}/video4linux/video{index}");
@@ -573,7 +573,7 @@ fn places_whose_labels_are_the_same_stay_apart() {
 }
 
 #[test]
-fn a_container_gets_the_node_at_its_own_path_and_a_variable() {
+fn container_gets_node_and_variable() {
     let node = full_node();
     let edits = edits_of(node.prepare(&claim("serial", FTDI_NAME)));
     let variable = "UDEV_SERIAL_USB_FTDI_FT232R_USB_UART_A50285BI_IF00_PORT0";
@@ -603,7 +603,7 @@ fn a_container_gets_the_node_at_its_own_path_and_a_variable() {
 }
 
 #[test]
-fn a_camera_has_its_nodes_with_the_one_for_capture_first() {
+fn camera_capture_node_comes_first() {
     let node = full_node();
     let device = "usb-046d-webcam-c270-2f3a4b10-if00";
     node.fake().file(
@@ -623,7 +623,7 @@ fn a_camera_has_its_nodes_with_the_one_for_capture_first() {
 }
 
 #[test]
-fn cards_keyboards_and_raw_devices_bring_all_of_their_nodes() {
+fn devices_bring_all_of_their_nodes() {
     let node = full_node();
     let sound = edits_of(node.prepare(&claim("sound", "usb-046d-webcam-c270-2f3a4b10-if02")));
     assert_eq!(paths(&sound), ["/dev/snd/controlC1", "/dev/snd/pcmC1D0c"]);
@@ -641,7 +641,7 @@ fn cards_keyboards_and_raw_devices_bring_all_of_their_nodes() {
 }
 
 #[test]
-fn a_pool_can_give_the_node_a_path_and_a_variable_of_its_own() {
+fn pool_sets_container_path_and_variable() {
     let node = full_node();
     node.config(json!({"pools": [{
         "name": "modem", "kind": "serial", "select": [{"vendor": "0403"}],
@@ -660,7 +660,7 @@ fn a_pool_can_give_the_node_a_path_and_a_variable_of_its_own() {
 }
 
 #[test]
-fn parameters_take_precedence_over_the_pool_and_the_claim_over_its_class() {
+fn claim_parameters_override_class_and_pool() {
     let node = full_node();
     node.config(
         json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/pool"}]}),
@@ -687,7 +687,7 @@ fn parameters_take_precedence_over_the_pool_and_the_claim_over_its_class() {
 }
 
 #[test]
-fn two_devices_of_a_request_cannot_have_one_path() {
+fn devices_in_request_need_different_paths() {
     let node = full_node();
     node.config(
         json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/port"}]}),
@@ -714,7 +714,7 @@ fn two_devices_of_a_request_cannot_have_one_path() {
 }
 
 #[test]
-fn parameters_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_parameters_are_refused_with_reason() {
     for (parameters, reason) in [
         (
             r#"{"path": "/dev/a"}"#,
@@ -760,7 +760,7 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_replugged_device_has_its_name_and_its_new_node() {
+fn replugged_device_keeps_its_name() {
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     FTDI.unplug(node.fake());
@@ -801,7 +801,7 @@ fn a_replugged_device_has_its_name_and_its_new_node() {
 }
 
 #[test]
-fn a_prepared_device_is_unhealthy_while_it_is_unplugged() {
+fn unplugged_prepared_device_is_unhealthy() {
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     assert_eq!(
@@ -831,7 +831,7 @@ fn a_prepared_device_is_unhealthy_while_it_is_unplugged() {
 }
 
 #[test]
-fn a_device_that_comes_back_under_another_number_is_unhealthy_for_the_pod_that_has_the_old_node() {
+fn device_with_changed_node_is_unhealthy() {
     let node = full_node();
     node.prepare(&claim("serial", FTDI_NAME)).unwrap();
     FTDI.unplug(node.fake());
@@ -848,7 +848,7 @@ fn a_device_that_comes_back_under_another_number_is_unhealthy_for_the_pod_that_h
 }
 
 #[test]
-fn a_twin_changes_the_name_and_not_the_health_of_a_prepared_device() {
+fn twin_changes_name_but_not_health() {
     let node = with_pools([pool("serial")]);
     CP210X
         .plug(node.fake())
@@ -878,7 +878,7 @@ fn a_twin_changes_the_name_and_not_the_health_of_a_prepared_device() {
 }
 
 #[test]
-fn a_memo_that_cannot_be_read_does_not_hide_the_health_of_others() {
+fn unreadable_memo_hides_no_other_health() {
     let node = full_node();
     let claim = claim("serial", FTDI_NAME);
     node.fake().claim(nodedock_sdk::ClaimRecord {
@@ -891,7 +891,7 @@ fn a_memo_that_cannot_be_read_does_not_hide_the_health_of_others() {
 }
 
 #[test]
-fn a_node_that_belongs_to_another_device_by_now_is_unavailable() {
+fn node_of_other_device_is_unavailable() {
     let node = full_node();
     let retried = |node: &Harness<Udev>, reason: &str| {
         let problem = node.prepare(&claim("serial", FTDI_NAME)).unwrap_err();
@@ -915,7 +915,7 @@ fn a_node_that_belongs_to_another_device_by_now_is_unavailable() {
 }
 
 #[test]
-fn a_device_that_disappears_is_left_out_and_a_read_that_fails_is_an_error() {
+fn only_vanished_devices_are_skipped() {
     for path in [
         "bus/usb/devices/1-2.3",
         "bus/usb/devices/1-2.3/idVendor",
@@ -945,7 +945,7 @@ fn a_device_that_disappears_is_left_out_and_a_read_that_fails_is_an_error() {
 }
 
 #[test]
-fn what_is_not_offered_is_not_found() {
+fn unoffered_devices_are_not_found() {
     let node = full_node();
     for (pool, device, code) in [
         ("other", FTDI_NAME, "no-such-pool"),
@@ -961,7 +961,7 @@ fn what_is_not_offered_is_not_found() {
 }
 
 #[test]
-fn a_prepare_reads_the_kinds_of_its_claim_only() {
+fn prepare_reads_only_its_device_kinds() {
     let node = full_node();
     node.fake().fail(
         "class/sound/*",
@@ -972,7 +972,7 @@ fn a_prepare_reads_the_kinds_of_its_claim_only() {
 }
 
 #[test]
-fn hostile_descriptors_break_neither_names_nor_attributes() {
+fn hostile_descriptors_are_sanitized() {
     let long = "x".repeat(255);
     let hostile: [&[u8]; 9] = [
         b"../../etc/passwd\n",
@@ -1036,7 +1036,7 @@ fn hostile_descriptors_break_neither_names_nor_attributes() {
 }
 
 #[test]
-fn a_serial_number_that_is_too_long_is_not_published_in_part() {
+fn overlong_serial_number_is_not_published() {
     let node = with_pools([pool("serial")]);
     FTDI.plug(node.fake())
         .serial_port(node.fake(), 0, 0, "ftdi_sio", "ttyUSB0");
@@ -1051,7 +1051,7 @@ fn a_serial_number_that_is_too_long_is_not_published_in_part() {
 }
 
 #[test]
-fn a_device_with_many_nodes_stays_within_the_edits_of_a_container() {
+fn many_nodes_fit_container_edits() {
     let node = with_pools([pool("input")]);
     let keys = KEYBOARD
         .plug(node.fake())
@@ -1085,7 +1085,7 @@ fn a_device_with_many_nodes_stays_within_the_edits_of_a_container() {
 }
 
 #[test]
-fn the_memo_of_the_largest_claim_is_within_its_bound() {
+fn largest_memo_fits_its_bound() {
     const PORTS: [&str; 8] = ["1-1", "1-2", "1-3", "1-4", "1-5", "1-6", "1-7", "1-8"];
     let pool_name = "p".repeat(128);
     let node = with_pools([json!({"name": pool_name.as_str(), "kind": "input"})]);
@@ -1124,7 +1124,7 @@ fn the_memo_of_the_largest_claim_is_within_its_bound() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let one = |extra: Value| {
         let mut pool = pool("serial");
         pool.as_object_mut()
@@ -1234,7 +1234,7 @@ fn check_owners(owners: &mut BTreeMap<String, (String, String)>, devices: &[Devi
 
 /// Devices are plugged in and out in any order. A name may pass to another device only while its own is unplugged, and only to a twin.
 #[test]
-fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
+fn names_pass_only_between_twins() {
     const PORTS: [&str; 8] = [
         "1-1", "1-2", "1-2.1", "1-2.2", "1-2.2.4", "1-3", "1-10", "2-1",
     ];
@@ -1275,7 +1275,7 @@ fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
 }
 
 #[test]
-fn the_driver_asks_for_events_of_every_kind_and_writes_nothing() {
+fn driver_watches_every_kind_without_writing() {
     let info = Udev::describe();
     for subsystem in ["usb", "tty", "video4linux", "hidraw", "input", "sound"] {
         assert!(

@@ -18,11 +18,16 @@ pub(crate) fn descriptor(host: &Host, path: &str) -> Result<Option<String>, Prob
 
 fn clean(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(bytes);
-    let is_plain = |c: char| c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ';
     let text: String = text
         .trim()
         .chars()
-        .map(|c| if is_plain(c) { c } else { '_' })
+        .map(|c| {
+            if c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ' {
+                c
+            } else {
+                '_'
+            }
+        })
         .collect();
     (!text.is_empty()).then_some(text)
 }
@@ -47,7 +52,7 @@ pub(crate) fn whole(text: &str) -> Option<String> {
     (text.len() <= ATTRIBUTE_BYTES_MAX).then(|| text.to_owned())
 }
 
-/// Returns whether a glob matches a whole text: `*` stands for any characters, `?` for one.
+/// Returns whether a glob matches a whole text: `*` matches any characters, `?` one.
 pub(crate) fn matches(glob: &str, text: &str) -> bool {
     let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
     let (mut at, mut position) = (0, 0);
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_glob_of_many_stars_takes_no_time_beyond_its_product() {
+    fn glob_of_many_stars_matches_quickly() {
         assert!(!matches(&"*a".repeat(60), &"a".repeat(59)));
         assert!(!matches(
             &format!("{}b", "*a".repeat(30)),
@@ -112,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_lose_what_is_neither_a_letter_nor_a_digit_nor_ascii() {
+    fn descriptors_keep_only_printable_ascii() {
         assert_eq!(clean(b" FTDI \n"), Some("FTDI".to_owned()));
         assert_eq!(
             clean(b"a\0b\x1b[2Jc\xff/..\n"),

@@ -50,9 +50,12 @@ impl Interface {
 
 /// Returns whether this is the kernel's name of a device behind a port: `1-2.3`.
 fn is_device(name: &str) -> bool {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     name.split_once('-')
         .is_some_and(|(bus, ports)| is_number(bus) && ports.split('.').all(is_number))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[derive(Clone, Debug)]
@@ -63,7 +66,7 @@ pub(crate) struct UsbDevice {
     pub(crate) path: String,
     /// Directory in `/sys`.
     pub(crate) directory: String,
-    /// As the next field: four hex digits.
+    /// Vendor ID, as the next field: four hex digits.
     pub(crate) vendor: String,
     pub(crate) product: String,
     pub(crate) serial: Option<String>,
@@ -102,7 +105,8 @@ impl UsbDevice {
     }
 }
 
-/// The first port of an interface stands for the interface, so that a serial port and another function of the interface exclude each other.
+/// Returns the identity of a function. The first port of an interface has the interface's identity, so that a serial port and another
+/// function of the interface exclude each other.
 fn function_identity(interface: &Interface, port: Option<u32>) -> String {
     match port {
         None | Some(0) => format!("usb:{}", interface.name()),
@@ -339,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_interfaces_are_those_of_the_kernel() {
+    fn interface_names_match_the_kernel() {
         let interface = Interface::parse("10-2.3.4:1.12").unwrap();
         assert_eq!(
             (interface.device.as_str(), interface.number),

@@ -24,7 +24,7 @@ pub(crate) struct Function {
     pub(crate) address: Address,
     /// Root port's bus, such as `pci0000:00`.
     pub(crate) root: Option<String>,
-    /// As the next two fields: `0x` and hex digits.
+    /// Vendor ID, as the next two fields: `0x` and hex digits.
     pub(crate) vendor: String,
     pub(crate) device: String,
     pub(crate) class: String,

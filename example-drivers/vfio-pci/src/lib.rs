@@ -38,11 +38,15 @@ struct Journal {
 
 impl Driver for VfioPci {
     fn describe() -> DriverInfo {
-        let below = |name: &str| format!("bus/pci/devices/*/{name}");
         DriverInfo::new("vfio-pci.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("Passthrough of PCI functions with vfio-pci, one device for each IOMMU group")
             .sysfs_read(["bus/pci/devices/*"])
-            .sysfs_read(FILES.into_iter().chain(LINKS).map(below))
+            .sysfs_read(
+                FILES
+                    .into_iter()
+                    .chain(LINKS)
+                    .map(|name| format!("bus/pci/devices/*/{name}")),
+            )
             .pci_driver("*", "([a-z0-9_-]+[_-])?vfio[_-]pci")
             .device_nodes(["/dev/vfio/*"])
             .env(["PCIDEVICE_*", "PCI_RESOURCE_*"])
@@ -122,14 +126,10 @@ impl<'a> Allocation<'a> {
         own: &OwnDrivers,
         device: &'a AllocatedDevice,
     ) -> Result<Self, Problem> {
-        let missing = |reason: &str| {
-            let message = format!("device {}/{}: {reason}", device.pool, device.device);
-            Problem::not_found("no-such-device", message)
-        };
         let address = Address::from_label(&device.device)
-            .ok_or_else(|| missing("no name of a PCI function"))?;
+            .ok_or_else(|| missing(device, "no name of a PCI function"))?;
         let function = Function::read(host, address, own)?
-            .ok_or_else(|| missing("the function does not exist"))?;
+            .ok_or_else(|| missing(device, "the function does not exist"))?;
         if function.iommu_group.is_none() {
             let message = format!(
                 "{} is in no IOMMU group: enable the IOMMU of the node",
@@ -138,16 +138,20 @@ impl<'a> Allocation<'a> {
             return Err(Problem::unavailable("no-iommu", message));
         }
         let group = Group::of(host, &function, own)?
-            .ok_or_else(|| missing("a function of the IOMMU group does not exist"))?;
+            .ok_or_else(|| missing(device, "a function of the IOMMU group does not exist"))?;
         if group.first().address != function.address {
             return Err(missing(
+                device,
                 "another function names the device of its IOMMU group",
             ));
         }
         let pool = offer::pool_of(config, &group).map_err(|refusal| refused(&group, &refusal))?;
         let pool = &config.pools()[pool];
         if pool.name != device.pool {
-            return Err(missing("the config does not offer the group in this pool"));
+            return Err(missing(
+                device,
+                "the config does not offer the group in this pool",
+            ));
         }
         let (bind, extended_resource) = (pool.bind.clone(), pool.extended_resource.clone());
         Ok(Allocation {
@@ -194,6 +198,11 @@ impl<'a> Allocation<'a> {
             format!("{address} is not bound to {driver}, and admin access does not bind it");
         Err(Problem::unavailable("not-bound", message))
     }
+}
+
+fn missing(device: &AllocatedDevice, reason: &str) -> Problem {
+    let message = format!("device {}/{}: {reason}", device.pool, device.device);
+    Problem::not_found("no-such-device", message)
 }
 
 fn empty_pool(config: &config::PoolConfig) -> Pool {
@@ -276,7 +285,7 @@ fn own_drivers(
     Ok(own)
 }
 
-/// Discovery goes on without the claim: the devices of other claims do not depend on it.
+/// Logs a problem and lets discovery continue without the claim: the devices of other claims do not depend on it.
 fn warn(host: &Host, problem: Problem) -> Result<(), Problem> {
     host.log().warn(
         "memo cannot be read",

@@ -92,17 +92,16 @@ pub(crate) fn pool_of(config: &Config, group: &Group) -> Result<usize, Refusal> 
     }
     let mut chosen = None;
     for function in &group.functions {
-        let address = || function.address.clone();
         let pool = config
             .pool_of(function)
-            .ok_or_else(|| Refusal::NotSelected(address()))?;
+            .ok_or_else(|| Refusal::NotSelected(function.address.clone()))?;
         if *chosen.get_or_insert(pool) != pool {
             return Err(Refusal::SeveralPools);
         }
         if function.virtual_functions > 0 {
             let count = function.virtual_functions;
             return Err(Refusal::VirtualFunctions {
-                function: address(),
+                function: function.address.clone(),
                 count,
             });
         }

@@ -119,7 +119,7 @@ fn the_shipped_files_fit_the_driver() {
 }
 
 #[test]
-fn the_schema_is_json_and_refuses_unknown_keys() {
+fn schema_refuses_unknown_keys() {
     let schema: Value = serde_json::from_str(&VfioPci::config_schema().unwrap()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(
@@ -129,7 +129,7 @@ fn the_schema_is_json_and_refuses_unknown_keys() {
 }
 
 #[test]
-fn a_group_is_one_device_with_the_identities_of_its_functions_without_bridges() {
+fn group_is_one_device_without_bridges() {
     let inventory = node().discover().unwrap();
     assert_eq!(inventory.pools[0].devices.len(), 1);
     let gpu = inventory.device("gpu", "0000-3b-00-0").unwrap();
@@ -161,8 +161,7 @@ fn without_a_config_nothing_is_offered() {
 }
 
 #[test]
-fn a_group_with_a_disk_controller_that_the_config_does_not_select_is_not_offered_and_the_log_says_why_once()
- {
+fn group_with_unselected_function_is_excluded() {
     let node = node();
     let disk = "0000:3b:00.2";
     add_function(node.fake(), disk, ("0x144d", "0xa808"), "0x010802", 27);
@@ -180,7 +179,7 @@ fn a_group_with_a_disk_controller_that_the_config_does_not_select_is_not_offered
 }
 
 #[test]
-fn a_group_in_two_pools_is_not_offered() {
+fn group_in_two_pools_is_excluded() {
     let node = node();
     node.config(json!({"pools": [
         {"name": "gpu", "select": [{"class": "0x03"}]},
@@ -195,7 +194,7 @@ fn a_group_in_two_pools_is_not_offered() {
 }
 
 #[test]
-fn a_physical_function_with_virtual_functions_is_neither_offered_nor_prepared() {
+fn function_with_virtual_functions_is_excluded() {
     let node = node();
     node.fake()
         .file(&format!("{}/sriov_numvfs", directory(GPU)), "4\n");
@@ -207,7 +206,7 @@ fn a_physical_function_with_virtual_functions_is_neither_offered_nor_prepared() 
 }
 
 #[test]
-fn a_prepare_binds_the_group_and_gives_its_nodes_and_addresses() {
+fn prepare_binds_group_and_gives_nodes() {
     let node = node();
     let prepared = node.prepare(&claim("a")).unwrap();
     let edits = &prepared.devices[0].edits;
@@ -245,7 +244,7 @@ fn a_prepare_binds_the_group_and_gives_its_nodes_and_addresses() {
 }
 
 #[test]
-fn two_claims_bind_and_restore_their_own_groups() {
+fn two_claims_restore_their_own_groups() {
     let node = node();
     let second = "0000:5e:00.0";
     add_function(node.fake(), second, ("0x10de", "0x1eb8"), "0x030200", 31);
@@ -268,7 +267,7 @@ fn two_claims_bind_and_restore_their_own_groups() {
 }
 
 #[test]
-fn the_devices_of_a_claim_are_listed_by_resource() {
+fn claim_devices_are_listed_by_resource() {
     let node = node();
     let second = "0000:5e:00.0";
     add_function(node.fake(), second, ("0x10de", "0x1eb8"), "0x030200", 31);
@@ -285,7 +284,7 @@ fn the_devices_of_a_claim_are_listed_by_resource() {
 
 /// The functions are bound to `vfio-pci` while a claim uses them, and the config selects by the kernel drivers that they had.
 #[test]
-fn a_pool_that_selects_by_kernel_driver_keeps_its_prepared_devices() {
+fn selection_by_driver_keeps_prepared_devices() {
     let node = node();
     node.config(pools(&[
         json!({"driver": "nouveau"}),
@@ -299,7 +298,7 @@ fn a_pool_that_selects_by_kernel_driver_keeps_its_prepared_devices() {
 }
 
 #[test]
-fn a_prepare_whose_node_is_not_there_yet_is_retried_soon_and_then_succeeds() {
+fn prepare_with_missing_node_is_retried() {
     let node = node();
     node.config(pools(&[
         json!({"driver": "nouveau"}),
@@ -320,7 +319,7 @@ fn a_prepare_whose_node_is_not_there_yet_is_retried_soon_and_then_succeeds() {
 }
 
 #[test]
-fn a_claim_that_was_never_prepared_restores_what_its_progress_names() {
+fn unprepare_of_failed_prepare_restores_drivers() {
     let node = node();
     node.fake().remove("/dev/vfio/27");
     node.prepare(&claim("a")).unwrap_err();
@@ -339,7 +338,7 @@ fn the_hosts_refusal_reaches_the_user() {
 }
 
 #[test]
-fn a_variant_driver_is_bound_if_the_kernel_has_it() {
+fn variant_driver_is_bound_if_available() {
     let node = node();
     let config = json!({"pools": [
         {"name": "gpu", "select": [{"vendor": "0x10de"}], "bind": "nvgrace_gpu_vfio_pci"},
@@ -358,7 +357,7 @@ fn a_variant_driver_is_bound_if_the_kernel_has_it() {
 }
 
 #[test]
-fn without_an_iommu_nothing_is_offered_and_the_log_says_why() {
+fn missing_iommu_is_logged() {
     let node = node();
     node.fake()
         .remove(&format!("{}/iommu_group", directory(GPU)));
@@ -376,7 +375,7 @@ fn without_an_iommu_nothing_is_offered_and_the_log_says_why() {
 }
 
 #[test]
-fn a_function_that_vanishes_is_not_found_and_unprepared_with_success() {
+fn vanished_function_is_unprepared_with_success() {
     let node = node();
     node.prepare(&claim("a")).unwrap();
     for address in [GPU, AUDIO] {
@@ -393,7 +392,7 @@ fn a_function_that_vanishes_is_not_found_and_unprepared_with_success() {
 }
 
 #[test]
-fn a_claim_for_what_is_not_offered_is_refused() {
+fn claim_for_unoffered_device_is_refused() {
     let node = node();
     for (pool, device) in [
         ("other", "0000-3b-00-0"),
@@ -432,7 +431,7 @@ fn admin_access_binds_and_restores_nothing() {
 }
 
 #[test]
-fn after_a_reboot_the_kernel_drivers_of_the_old_boot_are_not_restored() {
+fn old_boot_drivers_are_not_restored() {
     let node = node();
     node.prepare(&claim("a")).unwrap();
     bind(node.fake(), GPU, "nvidia");
@@ -446,7 +445,7 @@ fn after_a_reboot_the_kernel_drivers_of_the_old_boot_are_not_restored() {
 }
 
 #[test]
-fn configs_that_cannot_work_are_refused_with_the_reason() {
+fn invalid_configs_are_refused_with_reason() {
     let pool = |select: Value, bind: &str| json!({"pools": [{"name": "p", "select": [select], "bind": bind}]});
     let cases = [
         (json!({"pool": []}), "unknown field `pool`"),

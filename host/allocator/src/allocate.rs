@@ -1,5 +1,5 @@
-//! Which devices of a node a claim gets: the scheduler's structured allocation for one node and one claim. Pure: the same input has the
-//! same output, and the work is bounded by counted steps.
+//! Allocation of a node's devices to a claim: the scheduler's structured allocation for one node and one claim. Pure: the same input has
+//! the same output, and the work is bounded by counted steps.
 
 mod capacity;
 mod constraint;
@@ -11,16 +11,17 @@ mod node;
 mod outcome;
 mod request;
 mod search;
+mod selector_results;
 mod table;
 #[cfg(test)]
 mod tests;
 mod usable;
-mod verdicts;
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
+use nodedock_model::limit::ALLOCATED_DEVICES_MAX;
 
 pub use in_use::{DeviceHolds, InUse};
 pub use inventory::Inventory;
@@ -29,12 +30,6 @@ pub use node::NodeRef;
 use request::Requests;
 use search::{Outcome, Search, Stop};
 use usable::Checks;
-
-/// Requests of a claim, as the Kubernetes API limits them.
-pub const REQUESTS_MAX: usize = 32;
-
-/// Devices of an allocation, as the Kubernetes API limits them.
-pub const DEVICES_MAX: usize = 32;
 
 /// Limits of one allocation. They are counted, so that the same claim ends the same way on every machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,11 +62,11 @@ pub struct NotAllocated {
     pub message: String,
     /// Devices that a request could not use, in the order of requests and devices; at most [`Bounds::excluded`].
     pub devices: Vec<Excluded>,
-    /// Whether there are more of them.
+    /// True if further devices were left out of `devices`.
     pub more: bool,
 }
 
-/// What has to change before the claim can be allocated.
+/// Kind of change that is needed before the claim can be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NotAllocatedKind {
     /// The claim, its class or a selector is wrong. The same claim fails until one of them, or a device, changes.
@@ -92,7 +87,7 @@ pub struct Excluded {
     pub driver: String,
     pub pool: String,
     pub device: String,
-    /// For example `taint example.com/broken:NoSchedule is not tolerated`.
+    /// The reason as text, for example `taint example.com/broken:NoSchedule is not tolerated`.
     pub reason: String,
 }
 
@@ -189,8 +184,13 @@ fn check_demand(search: &mut Search<'_, '_>, bounds: &Bounds) -> Result<(), NotA
     let requests = search.requests;
     let fewest =
         requests.fewest_devices(|slot| slot.count.unwrap_or_else(|| search.all_of(slot).len()));
-    if fewest > DEVICES_MAX {
-        return Err(explain::too_many(search, fewest, DEVICES_MAX, bounds));
+    if fewest > ALLOCATED_DEVICES_MAX {
+        return Err(explain::too_many(
+            search,
+            fewest,
+            ALLOCATED_DEVICES_MAX,
+            bounds,
+        ));
     }
     let exact = requests.slots.iter().filter(|slot| !slot.is_sub_request);
     for slot in exact.filter(|slot| slot.count.is_none()) {

@@ -1,5 +1,6 @@
-//! Which devices of an extended resource a container gets: by its NUMA affinity, by what its plugin prefers and by what init containers leave, as
-//! a kubelet's device manager chooses them, but the same ones each time; and the hints for a topology manager. Pure.
+//! Choice of the devices of an extended resource for a container: by its NUMA affinity, by the preference of its plugin and by the devices
+//! that init containers leave. A kubelet's device manager chooses by the same rules; this choice is the same one each time. The hints for a
+//! topology manager are computed here too. Pure.
 
 mod affinity;
 mod choose;
@@ -14,7 +15,7 @@ mod hints_tests;
 
 use std::collections::BTreeMap;
 
-use nodedock_model::{ContainerKind, ExtendedResource, PodContainer, PodRequest};
+use nodedock_model::{ContainerKind, ExtendedResource, PodRequest};
 
 pub use affinity::{closest, parse_nodes};
 pub use choose::{Open, Question, Step, Stock, check_count, choose, too_few, unregistered};
@@ -39,18 +40,18 @@ pub struct Want {
 
 /// The wants of a request, in the order in which containers start, then by resource.
 pub fn wants(request: &PodRequest) -> Vec<Want> {
-    let of = |container: &PodContainer| {
-        let want = |(resource, count): (&ExtendedResource, &u32)| Want {
+    // Init containers and sidecars start before the others.
+    let mut containers: Vec<_> = request.containers.iter().collect();
+    containers.sort_by_key(|container| container.kind.is_app());
+    let wants = containers.into_iter().flat_map(|container| {
+        let resources = container.resources.iter();
+        resources.map(move |(resource, count)| Want {
             container: container.name.clone(),
             kind: container.kind,
             resource: resource.clone(),
             count: *count as usize,
             affinity: container.numa_affinity.clone(),
-        };
-        container.resources.iter().map(want).collect::<Vec<_>>()
-    };
-    // Init containers and sidecars start before the others.
-    let mut containers: Vec<_> = request.containers.iter().collect();
-    containers.sort_by_key(|container| container.kind.is_app());
-    containers.into_iter().flat_map(of).collect()
+        })
+    });
+    wants.collect()
 }

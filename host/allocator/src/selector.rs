@@ -10,6 +10,8 @@
 
 use std::sync::Arc;
 
+use nodedock_model::limit::EXPRESSION_BYTES_MAX;
+
 mod check;
 mod evaluate;
 mod facts;
@@ -25,9 +27,6 @@ mod types;
 mod value;
 
 pub use facts::DeviceFacts;
-
-/// Bytes of an expression, as the API server allows them.
-pub const EXPRESSION_LENGTH_MAX: usize = 10 * 1024;
 
 /// Steps that are enough for any selector of practical use, and that end within some 50 milliseconds.
 pub const STEPS_PER_EVALUATION: u64 = 500_000;
@@ -50,10 +49,10 @@ impl Selector {
     ///
     /// # Errors
     ///
-    /// Fails if the expression is longer than [`EXPRESSION_LENGTH_MAX`] bytes or nested too deeply, if it is no CEL, if it uses a variable, a
+    /// Fails if the expression is longer than [`EXPRESSION_BYTES_MAX`] bytes or nested too deeply, if it is no CEL, if it uses a variable, a
     /// field or a function that does not exist or with other types than it takes, and if its result is no bool.
     pub fn compile(expression: &str) -> Result<Selector, SelectorError> {
-        if expression.len() > EXPRESSION_LENGTH_MAX {
+        if expression.len() > EXPRESSION_BYTES_MAX {
             return Err(SelectorError::TooLong {
                 length: expression.len(),
             });
@@ -91,10 +90,10 @@ impl Selector {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorError {
-    /// The expression is longer than [`EXPRESSION_LENGTH_MAX`].
-    #[error("the expression has {length} bytes, and at most {EXPRESSION_LENGTH_MAX} are allowed")]
+    /// The expression is longer than [`EXPRESSION_BYTES_MAX`].
+    #[error("the expression has {length} bytes, and at most {EXPRESSION_BYTES_MAX} are allowed")]
     TooLong {
-        /// In bytes.
+        /// Length in bytes.
         length: usize,
     },
     /// The expression is no CEL, or its types do not fit.
@@ -102,9 +101,9 @@ pub enum SelectorError {
     Malformed {
         /// Counted from one.
         line: usize,
-        /// In characters, counted from one.
+        /// Column in characters, counted from one.
         column: usize,
-        /// What is wrong there.
+        /// Description of the problem at this position.
         problem: String,
     },
     /// The parser's thread could not be started or failed.
@@ -122,7 +121,7 @@ pub enum EvaluationError {
     /// The map or the list has no such element.
     #[error("no such key: {key}")]
     NoSuchKey {
-        /// As the expression has it.
+        /// Key, as the expression has it.
         key: String,
     },
     /// A function or an operator does not take values of these types.
@@ -163,13 +162,13 @@ pub enum EvaluationError {
     /// The device has an attribute or a capacity that can not be read.
     #[error("the device's attribute or capacity {name:?} is malformed")]
     MalformedDevice {
-        /// With its domain, if it has one.
+        /// Name with its domain, if it has one.
         name: String,
     },
 }
 
-/// How much an evaluation may still do: a step is a node of the expression, an element of a list or sixteen bytes of text. It bounds both
-/// time and memory.
+/// Steps that an evaluation may still take: a step is a node of the expression, an element of a list or sixteen bytes of text. The bound
+/// limits both time and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steps(u64);
 

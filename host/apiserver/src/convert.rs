@@ -1,4 +1,5 @@
-//! Between the group that an event is stored in and the one that a request is in. All else is stored as it is served.
+//! Conversion between the group that an event is stored in and the one that a request is in. All other objects are stored as they are
+//! served.
 
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ const EVENT_FIELDS: [(&str, &str); 7] = [
     ("reportingComponent", "reportingController"),
 ];
 
-/// From the group of a request.
+/// Converts an object from the group of a request to the stored one.
 pub(crate) fn to_storage(route: &Route, mut object: Value) -> Value {
     if route.group == EVENTS_GROUP {
         EVENT_FIELDS
@@ -31,7 +32,7 @@ pub(crate) fn to_storage(route: &Route, mut object: Value) -> Value {
     object
 }
 
-/// To the group of a request.
+/// Converts a stored object to the group of a request.
 pub(crate) fn from_storage(route: &Route, mut object: Value) -> Value {
     if route.group == EVENTS_GROUP {
         EVENT_FIELDS

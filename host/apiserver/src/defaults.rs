@@ -1,4 +1,4 @@
-//! What a new object begins with, beside the defaults of its fields.
+//! Initial values of a new object, beside the defaults of its fields.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Which groups, versions and resources there are: discovery of each group, aggregated discovery, and the version of the server.
+//! Discovery of groups, versions and resources: of each group and aggregated, and the version of the server.
 
 use serde_json::{Value, json};
 
@@ -45,12 +45,15 @@ fn served(options: &Options, group: &str) -> impl Iterator<Item = &'static Resou
 
 /// The `APIGroup` of a group that is served in `versions`, preferred first; `None` without versions.
 pub fn discovered_group(group: &str, versions: &[&str]) -> Option<Value> {
-    let named = |version: &&str| json!({ "groupVersion": format!("{group}/{version}"), "version": version });
     Some(json!({
         "kind": "APIGroup", "apiVersion": "v1", "name": group,
-        "versions": versions.iter().map(named).collect::<Vec<_>>(),
-        "preferredVersion": named(versions.first()?),
+        "versions": versions.iter().map(|version| group_version(group, version)).collect::<Vec<_>>(),
+        "preferredVersion": group_version(group, versions.first()?),
     }))
+}
+
+fn group_version(group: &str, version: &str) -> Value {
+    json!({ "groupVersion": format!("{group}/{version}"), "version": version })
 }
 
 /// The `APIResourceList` of a group and version that has these resources.
@@ -152,31 +155,41 @@ fn aggregated_group(options: &Options, group: &str) -> Value {
     } else {
         json!({ "name": group })
     };
-    let kind = |kind: &str| json!({ "group": group, "version": VERSION, "kind": kind });
-    let resource = |resource: &Resource| {
-        let mut item = json!({
-            "resource": resource.plural, "responseKind": kind(resource.kind),
-            "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
-            "singularResource": resource.kind.to_lowercase(), "verbs": VERBS,
-        });
-        if !resource.short_names.is_empty() {
-            item["shortNames"] = json!(resource.short_names);
-        }
-        if resource.plural == "pods" {
-            item["categories"] = json!(["all"]);
-        }
-        if resource.status {
-            let status = json!({ "subresource": "status", "responseKind": kind(resource.kind), "verbs": STATUS_VERBS });
-            item["subresources"] = json!([status]);
-        }
-        item
-    };
-    let mut resources: Vec<Value> = served(options, group).map(resource).collect();
-    resources.extend(REVIEWS.iter().filter(|review| review.group == group).map(|review| {
-        json!({
-            "resource": review.plural, "responseKind": kind(review.kind), "scope": "Cluster",
-            "singularResource": review.kind.to_lowercase(), "verbs": ["create"],
-        })
-    }));
+    let mut resources: Vec<Value> = served(options, group)
+        .map(|resource| aggregated_resource(group, resource))
+        .collect();
+    resources.extend(
+        REVIEWS
+            .iter()
+            .filter(|review| review.group == group)
+            .map(|review| {
+                json!({
+                    "resource": review.plural, "scope": "Cluster",
+                    "responseKind": { "group": group, "version": VERSION, "kind": review.kind },
+                    "singularResource": review.kind.to_lowercase(), "verbs": ["create"],
+                })
+            }),
+    );
     json!({ "metadata": metadata, "versions": [{ "version": VERSION, "resources": resources, "freshness": "Current" }] })
+}
+
+fn aggregated_resource(group: &str, resource: &Resource) -> Value {
+    let kind = json!({ "group": group, "version": VERSION, "kind": resource.kind });
+    let mut item = json!({
+        "resource": resource.plural, "responseKind": kind,
+        "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": resource.kind.to_lowercase(), "verbs": VERBS,
+    });
+    if !resource.short_names.is_empty() {
+        item["shortNames"] = json!(resource.short_names);
+    }
+    if resource.plural == "pods" {
+        item["categories"] = json!(["all"]);
+    }
+    if resource.status {
+        let status =
+            json!({ "subresource": "status", "responseKind": kind, "verbs": STATUS_VERBS });
+        item["subresources"] = json!([status]);
+    }
+    item
 }

@@ -228,7 +228,7 @@ fn typed<K: DeserializeOwned>(server: &Server, plural: &str) -> Vec<Arc<K>> {
         .collect()
 }
 
-/// As the daemon does it: one claim after the other, each with what the claims before it left.
+/// Allocates the claims as the daemon does: one after the other, each with the devices that the claims before it left.
 async fn allocate_all(server: &Server) {
     let node = NodeRef {
         name: "node".to_owned(),

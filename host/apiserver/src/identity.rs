@@ -1,4 +1,4 @@
-//! What a client needs to know the server by, and the server a client: a certificate, its key and a token.
+//! Identity by which a client recognises the server and the server a client: a certificate, its key and a token.
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub struct Identity {
     /// Self-signed, for the loopback addresses and `localhost`; without an end, as its only user is this machine.
     pub certificate_pem: String,
     pub key_pem: String,
-    /// What clients send as `Authorization: Bearer`: 64 letters and digits of 244 random bits.
+    /// Token that clients send as `Authorization: Bearer`: 64 letters and digits of 244 random bits.
     pub token: String,
 }
 

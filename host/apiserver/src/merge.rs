@@ -14,7 +14,7 @@ mod tests;
 
 use serde_json::Value;
 
-pub(crate) use apply::{ApplyError, Cause, Conflict, apply};
+pub(crate) use apply::{ApplyError, Conflict, apply};
 pub(crate) use json::json_patch;
 pub(crate) use managed::{Writer, is_same_but_times, managed_after_update};
 pub(crate) use strategic::strategic_merge_patch;

@@ -1,4 +1,4 @@
-//! In which form an answer is wanted, by the header `Accept`.
+//! Representation of a response that a client accepts, by the header `Accept`.
 
 use crate::status::{self, Refusal};
 
@@ -10,7 +10,7 @@ pub(crate) enum Form {
     Metadata(MetaVersion),
     /// Rows, in this version of `meta.k8s.io`.
     Table(MetaVersion),
-    /// For `/api` and `/apis`: everything in one document.
+    /// All of discovery in one document, for `/api` and `/apis`.
     AggregatedDiscovery,
 }
 
@@ -58,15 +58,15 @@ fn clause(clause: &str) -> Option<Form> {
             _ => {}
         }
     }
-    let meta = || match (group, version) {
+    let meta = match (group, version) {
         ("meta.k8s.io", "v1") => Some(MetaVersion::V1),
         ("meta.k8s.io", "v1beta1") => Some(MetaVersion::V1Beta1),
         _ => None,
     };
     match kind {
         "" => Some(Form::Whole),
-        "Table" => meta().map(Form::Table),
-        "PartialObjectMetadata" | "PartialObjectMetadataList" => meta().map(Form::Metadata),
+        "Table" => meta.map(Form::Table),
+        "PartialObjectMetadata" | "PartialObjectMetadataList" => meta.map(Form::Metadata),
         "APIGroupDiscoveryList" if (group, version) == ("apidiscovery.k8s.io", "v2") => {
             Some(Form::AggregatedDiscovery)
         }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_form_that_the_server_has_is_chosen() {
+    fn first_supported_media_type_is_chosen() {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
         for (accept, form) in [
             ("", Form::Whole),

@@ -1,5 +1,5 @@
-//! What the server says of its types: OpenAPI v3 documents for kubectl and clients, made once, at first use, from the schemas that
-//! `k8s-openapi` generates; and, by the same schemas, the fields and types of objects that clients send.
+//! Description of the server's types: OpenAPI v3 documents for kubectl and clients, made once, at first use, from the schemas that
+//! `k8s-openapi` generates. The same schemas give the fields and types of objects that clients send.
 //!
 //! The document of `/openapi/v2` has no types: kubectl reads it for manifests of kinds that are not in version 3, such as List.
 

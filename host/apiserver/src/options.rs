@@ -1,4 +1,4 @@
-//! How a server behaves, and the check of writes that its owner adds.
+//! Behaviour of a server, and the check of writes that its owner adds.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use serde_json::Value;
 use crate::route::Route;
 use crate::status::Cause;
 
-/// Of the changes that a watch can go on from, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In memory
-/// they take several times as much.
+/// Size of the changes from which a watch can continue, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In
+/// memory they take several times as much.
 const HISTORY_BYTES_MAX: usize = 4 << 20;
 
 /// A check beyond the published rules of an object.
 pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
 
-/// What a request does with an object.
+/// Write of an object by a request.
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectWrite<'a> {
     Created(&'a Value),
@@ -33,15 +33,15 @@ impl<'a> ObjectWrite<'a> {
     }
 }
 
-/// How a server behaves.
+/// Behaviour of a server.
 #[derive(Clone)]
 pub struct Options {
-    /// Whether the server does what the controllers of a cluster do: the namespace `default` exists, other namespaces must exist before
+    /// True if the server does the work of a cluster's controllers: the namespace `default` exists, other namespaces must exist before
     /// their objects and are deleted with them, and objects are deleted after their owners.
     pub controllers: bool,
-    /// Whether DeviceTaintRules are served in `v1`.
+    /// True if DeviceTaintRules are served in `v1`.
     pub taint_rules: bool,
-    /// Of the changes that are kept for watches, in bytes as JSON.
+    /// Maximum size of the changes that are kept for watches, in bytes as JSON.
     pub history_bytes_max: usize,
     /// Refuses objects beyond the published rules.
     pub check: Option<Check>,

@@ -1,4 +1,4 @@
-//! Which user of the machine has the other end of a TCP connection over loopback.
+//! User of the machine that has the other end of a TCP connection over loopback.
 //!
 //! The kernel answers for one connection by its addresses (sock_diag(7)); nothing is listed.
 
@@ -18,7 +18,7 @@ const NLMSG_ERROR: u16 = 2;
 const TCP_ESTABLISHED: u8 = 1;
 const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
-/// In a response: the state, and the user behind state, addresses and three numbers (`struct inet_diag_msg`).
+/// Offsets in a response: of the state, and of the user, which follows state, addresses and three numbers (`struct inet_diag_msg`).
 const STATE_AT: usize = HEADER_BYTES + 1;
 const USER_AT: usize = HEADER_BYTES + 4 + 48 + 12;
 
@@ -74,28 +74,32 @@ fn request(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
 }
 
 fn read(answer: &[u8]) -> io::Result<Peer> {
-    let short = || io::Error::other("the kernel's answer about a connection is too short");
-    let number = |at: usize| {
-        let bytes = answer
-            .get(at..at + 4)
-            .and_then(|bytes| bytes.try_into().ok());
-        bytes.map(u32::from_ne_bytes).ok_or_else(short)
-    };
     let kind = answer
         .get(4..6)
         .and_then(|bytes| bytes.try_into().ok())
         .map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
-        let code = number(HEADER_BYTES)?.cast_signed();
+        let code = number(answer, HEADER_BYTES)?.cast_signed();
         // No such connection here: the client's end is gone, or has other addresses, as behind a redirection.
         return Err(io::Error::from_raw_os_error(-code));
     }
     match answer.get(STATE_AT) {
         // The kernel keeps a closed end without its user.
         Some(&state) if state != TCP_ESTABLISHED => Ok(Peer::Closed),
-        Some(_) => number(USER_AT).map(Peer::User),
-        None => Err(short()),
+        Some(_) => number(answer, USER_AT).map(Peer::User),
+        None => Err(too_short()),
     }
+}
+
+fn number(answer: &[u8], at: usize) -> io::Result<u32> {
+    let bytes = answer
+        .get(at..at + 4)
+        .and_then(|bytes| bytes.try_into().ok());
+    bytes.map(u32::from_ne_bytes).ok_or_else(too_short)
+}
+
+fn too_short() -> io::Error {
+    io::Error::other("the kernel's answer about a connection is too short")
 }
 
 #[cfg(test)]
@@ -105,7 +109,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_client_has_its_user_until_it_closes() {
+    async fn connection_has_user_until_closed() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let listener = match TcpListener::bind(address).await {
                 Ok(listener) => listener,

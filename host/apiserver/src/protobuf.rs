@@ -1,13 +1,13 @@
-//! Bodies in Kubernetes' protobuf, which Go's typed clients send: the objects of the API and the options of deletions, as the JSON that they
-//! stand for.
+//! Conversion of bodies in Kubernetes' protobuf, which Go's typed clients send, to JSON: the objects of the API and the options of
+//! deletions.
 //!
-//! What is in which field is in `protobuf/messages.txt`, of Kubernetes 1.37; `cargo test --test interop -- protobuf` compares it with the
-//! official library. A field that is not there is dropped, and a kind that is not there is refused as an encoding that the server does not
-//! know.
+//! The fields are listed in `protobuf/messages.txt`, of Kubernetes 1.37; `cargo test --test interop -- protobuf` compares it with the
+//! official library. A field that is not in the list is dropped, and a kind that is not in it is refused as an encoding that the server
+//! does not know.
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::resources::{api_version, of_type};
 use fields::{Fields, Wire};
@@ -19,7 +19,7 @@ mod messages;
 mod tests;
 
 pub const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
-/// What an encoded object begins with.
+/// Prefix of an encoded object.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// The object as JSON; `None`: it is no object, or of a kind that is not known here.
@@ -66,24 +66,17 @@ fn decode(message: &Message, bytes: &[u8]) -> Option<Map<String, Value>> {
 }
 
 fn add(object: &mut Map<String, Value>, field: &Field, wire: Wire<'_>) -> Option<()> {
-    let of_name = |object: &mut Map<String, Value>, empty: Value| match object.get_mut(field.name) {
-        Some(_) => {}
-        None => drop(object.insert(field.name.to_owned(), empty)),
-    };
     match field.count {
         Count::Many => {
             let value = value(field.kind, wire)?;
-            of_name(object, Value::Array(Vec::new()));
-            object.get_mut(field.name)?.as_array_mut()?.push(value);
+            let list = object.entry(field.name).or_insert_with(|| json!([]));
+            list.as_array_mut()?.push(value);
         }
         Count::Map => {
             let [key, of_key] = pair(wire.bytes()?)?;
             let value = value(field.kind, of_key)?;
-            of_name(object, Value::Object(Map::new()));
-            object
-                .get_mut(field.name)?
-                .as_object_mut()?
-                .insert(key.text()?.to_owned(), value);
+            let map = object.entry(field.name).or_insert_with(|| json!({}));
+            map.as_object_mut()?.insert(key.text()?.to_owned(), value);
         }
         Count::One | Count::OneUnlessZero => match value(field.kind, wire)? {
             Value::Null => {}

@@ -19,18 +19,17 @@ pub(crate) fn get(snapshot: &Snapshot, route: &Route) -> Result<Value, Refusal> 
 
 pub(crate) fn list_of(route: &Route, revision: u64, items: impl Iterator<Item = Value>) -> Value {
     // The items of a list have neither kind nor version.
-    let item = |object| {
+    json!({
+        "kind": format!("{}List", route.resource.kind),
+        "apiVersion": route.api_version(),
+        "metadata": { "resourceVersion": revision.to_string() },
+        "items": items.map(|object| {
         let mut object = from_storage(route, object);
         object
             .as_object_mut()
             .map(|fields| ["kind", "apiVersion"].map(|field| fields.remove(field)));
         object
-    };
-    json!({
-        "kind": format!("{}List", route.resource.kind),
-        "apiVersion": route.api_version(),
-        "metadata": { "resourceVersion": revision.to_string() },
-        "items": items.map(item).collect::<Vec<_>>(),
+    }).collect::<Vec<_>>(),
     })
 }
 
@@ -163,16 +162,17 @@ fn page(forgotten: u64, route: &Route) -> Result<Option<(u64, Option<Last>)>, Re
 
 /// An object, or each of a list, without anything but its metadata.
 pub(crate) fn metadata_only(object: &Value, version: MetaVersion) -> Value {
-    let brief = |object: &Value| {
-        json!({
-            "kind": "PartialObjectMetadata", "apiVersion": version.api_version(), "metadata": object["metadata"],
-        })
-    };
     match object["items"].as_array() {
         Some(items) => json!({
             "kind": "PartialObjectMetadataList", "apiVersion": version.api_version(),
-            "metadata": object["metadata"], "items": items.iter().map(brief).collect::<Vec<_>>(),
+            "metadata": object["metadata"], "items": items.iter().map(|object| brief(object, version)).collect::<Vec<_>>(),
         }),
-        None => brief(object),
+        None => brief(object, version),
     }
+}
+
+fn brief(object: &Value, version: MetaVersion) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata", "apiVersion": version.api_version(), "metadata": object["metadata"],
+    })
 }

@@ -15,11 +15,11 @@ pub struct Resource {
     pub plural: &'static str,
     pub kind: &'static str,
     pub namespaced: bool,
-    /// Whether it has a `status` that only the subresource changes.
+    /// True if it has a `status` that only the subresource changes.
     pub status: bool,
-    /// Whether `metadata.generation` counts changes of the spec.
+    /// True if `metadata.generation` counts changes of the spec.
     pub generation: bool,
-    /// As kubectl takes them.
+    /// Short names for kubectl.
     pub short_names: &'static [&'static str],
 }
 
@@ -44,7 +44,7 @@ const fn namespaced(group: &'static str, plural: &'static str, kind: &'static st
 
 pub(crate) const TAINT_RULES: &str = "devicetaintrules";
 
-/// In the order of discovery: by group and name.
+/// Resources in the order of discovery: by group and name.
 pub(crate) static RESOURCES: [Resource; 9] = [
     Resource {
         short_names: &["ev"],
@@ -91,14 +91,14 @@ pub fn resources() -> &'static [Resource] {
     &RESOURCES
 }
 
-/// By plural or kind.
+/// Finds a resource by its plural or kind.
 pub fn resource(name: &str) -> Option<&'static Resource> {
     RESOURCES
         .iter()
         .find(|resource| resource.plural == name || resource.kind == name)
 }
 
-/// By the `kind` and `apiVersion` of an object or a reference to one.
+/// Finds a resource by the `kind` and `apiVersion` of an object or a reference to one.
 pub(crate) fn of_type(api_version: &str, kind: &str) -> Option<&'static Resource> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     RESOURCES
@@ -119,7 +119,7 @@ impl Resource {
         self.group == group || (self.plural == "events" && group == EVENTS_GROUP)
     }
 
-    /// As error messages name it: `resourceclaims.resource.k8s.io`.
+    /// Returns the name that error messages use: `resourceclaims.resource.k8s.io`.
     pub fn qualified(&self, group: &str) -> String {
         if group.is_empty() {
             self.plural.to_owned()

@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Processing of a request up to its response.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -35,10 +35,10 @@ const YAML: &str = "application/yaml";
 /// The encodings of an object. Kubernetes' protobuf is one of some kinds alone, so that no client is advised to use it.
 const BODIES: [&str; 2] = [JSON, YAML];
 
-/// The body of an answer; of a watch, it goes on until the watch ends.
+/// Body of a response; for a watch, it continues until the watch ends.
 pub type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
-enum Answer {
+enum ApiResponse {
     Whole {
         code: u16,
         content_type: &'static str,
@@ -48,7 +48,7 @@ enum Answer {
     Watch(Box<Watching>),
 }
 
-impl From<Refusal> for Answer {
+impl From<Refusal> for ApiResponse {
     fn from(refusal: Refusal) -> Self {
         let retry_after = refusal
             .retry_after
@@ -63,7 +63,7 @@ impl From<Refusal> for Answer {
     }
 }
 
-impl Answer {
+impl ApiResponse {
     fn text(code: u16, content_type: &'static str, text: impl Into<String>) -> Self {
         Self::Whole {
             code,
@@ -118,7 +118,7 @@ impl Answer {
 impl Refusal {
     /// The answer.
     pub fn into_response(self) -> Response<Body> {
-        Answer::from(self).into_response()
+        ApiResponse::from(self).into_response()
     }
 }
 
@@ -140,10 +140,14 @@ impl Server {
             Ok(body) => self.answer(&head, &body).await,
             Err(refusal) => Err(refusal),
         };
-        answer.unwrap_or_else(Answer::from).into_response()
+        answer.unwrap_or_else(ApiResponse::from).into_response()
     }
 
-    async fn answer(&self, head: &http::request::Parts, body: &[u8]) -> Result<Answer, Refusal> {
+    async fn answer(
+        &self,
+        head: &http::request::Parts,
+        body: &[u8],
+    ) -> Result<ApiResponse, Refusal> {
         let Some(route) = self.route(&head.method, &head.uri) else {
             return self.beside(head, body);
         };
@@ -151,10 +155,10 @@ impl Server {
             return Err(status::no_such_method());
         }
         let shape = Shape::of(&route, header(&head.headers, ACCEPT))?;
-        let object = |object| Ok(Answer::json(200, &shape.of_object(&route, object)));
+        let object = |object| Ok(ApiResponse::json(200, &shape.of_object(&route, object)));
         match route.verb {
             "watch" => Watching::open(&self.shared, route, shape)
-                .map(|watching| Answer::Watch(watching.into())),
+                .map(|watching| ApiResponse::Watch(watching.into())),
             "get" => object(reads::get(&self.snapshot(), &route)?),
             "list" => {
                 let (snapshot, forgotten) = {
@@ -170,7 +174,7 @@ impl Server {
                     .iter()
                     .filter_map(|warning| warning_header(warning))
                     .collect();
-                Ok(Answer::Whole {
+                Ok(ApiResponse::Whole {
                     code,
                     content_type: JSON,
                     text,
@@ -224,8 +228,8 @@ impl Server {
         Ok((writes::served(route, written), warnings))
     }
 
-    /// What is no resource.
-    fn beside(&self, head: &http::request::Parts, body: &[u8]) -> Result<Answer, Refusal> {
+    /// Answers requests for paths that are no resource.
+    fn beside(&self, head: &http::request::Parts, body: &[u8]) -> Result<ApiResponse, Refusal> {
         let path = route::parts(&head.uri);
         if let Some(review) = reviews::find(&path) {
             if head.method != Method::POST {
@@ -234,7 +238,7 @@ impl Server {
             // The answer does not depend on what is asked, which kubectl encodes as protobuf.
             let is_json = !header(&head.headers, CONTENT_TYPE).starts_with(protobuf::CONTENT_TYPE);
             let asked = if is_json { parsed(body)? } else { Value::Null };
-            return Ok(Answer::json(201, &reviews::answer(review, &asked)));
+            return Ok(ApiResponse::json(201, &reviews::answer(review, &asked)));
         }
         if head.method != Method::GET {
             return Err(status::plain(404));
@@ -242,21 +246,25 @@ impl Server {
         let options = &self.shared.options;
         match path.as_slice() {
             ["healthz" | "livez" | "readyz", ..] => {
-                return Ok(Answer::text(200, "text/plain; charset=utf-8", "ok"));
+                return Ok(ApiResponse::text(200, "text/plain; charset=utf-8", "ok"));
             }
             [root @ ("api" | "apis")]
                 if form(header(&head.headers, ACCEPT))
                     .is_ok_and(|form| form == Form::AggregatedDiscovery) =>
             {
                 let document = discovery::aggregated(options, root);
-                return Ok(Answer::text(
+                return Ok(ApiResponse::text(
                     200,
                     discovery::AGGREGATED,
                     document.to_string(),
                 ));
             }
             ["openapi", "v2"] => {
-                return Ok(Answer::text(200, openapi::V2_CONTENT_TYPE, openapi::V2));
+                return Ok(ApiResponse::text(
+                    200,
+                    openapi::V2_CONTENT_TYPE,
+                    openapi::V2,
+                ));
             }
             _ => {}
         }
@@ -266,12 +274,12 @@ impl Server {
                 group => openapi::document_of(&group.join("/")),
             };
             return document
-                .map(|text| Answer::text(200, JSON, text))
+                .map(|text| ApiResponse::text(200, JSON, text))
                 .ok_or_else(|| status::plain(404));
         }
         let document = discovery::document(options, &path);
         document
-            .map(|document| Answer::json(200, &document))
+            .map(|document| ApiResponse::json(200, &document))
             .ok_or_else(|| status::plain(404))
     }
 }
@@ -318,7 +326,7 @@ fn read(route: &Route, content_type: &str, body: &[u8]) -> Result<Value, Refusal
     }
 }
 
-/// Whether a write is to be checked and not done: by its address, or by the options in the body of a deletion.
+/// Returns true if a write is a dry run, by its address or by the options in the body of a deletion.
 fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
     let in_body = body["dryRun"]
         .as_array()
@@ -337,7 +345,7 @@ fn is_dry_run(route: &Route, body: &Value) -> Result<bool, Refusal> {
     }
 }
 
-/// As RFC 9111 has a warning about no more than this answer.
+/// Builds a `Warning` header (RFC 9111) that applies to this response only.
 fn warning_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     let quoted = text.replace('\\', "\\\\").replace('"', "\\\"");
     HeaderValue::from_str(&format!("299 - \"{quoted}\""))

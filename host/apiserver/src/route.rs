@@ -1,4 +1,4 @@
-//! What a request asks for, from its method and address.
+//! Target of a request, from its method and address.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::resources::{RESOURCES, Resource, TAINT_RULES, VERSION, api_version};
 /// A request for a resource.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// As RBAC names it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; empty for a method that
+    /// Verb, as RBAC names it: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; empty for a method that
     /// the resource does not have.
     pub verb: &'static str,
     pub group: String,
@@ -27,7 +27,7 @@ pub struct Route {
 pub type Query = BTreeMap<String, String>;
 
 impl Route {
-    /// As `apiVersion` of what it answers.
+    /// Returns the `apiVersion` of the objects in the response.
     pub(crate) fn api_version(&self) -> String {
         api_version(&self.group)
     }
@@ -61,8 +61,9 @@ pub(crate) fn query(uri: &Uri) -> Query {
 }
 
 fn find(taint_rules: bool, group: &str, plural: &str) -> Option<&'static Resource> {
-    let is_served = |resource: &&Resource| taint_rules || resource.plural != TAINT_RULES;
-    let mut served = RESOURCES.iter().filter(is_served);
+    let mut served = RESOURCES
+        .iter()
+        .filter(|resource| taint_rules || resource.plural != TAINT_RULES);
     served.find(|resource| resource.plural == plural && resource.served_in(group))
 }
 

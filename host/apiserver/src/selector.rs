@@ -1,4 +1,4 @@
-//! Which objects a list, watch or deletecollection is about: a namespace, labels and fields.
+//! Selection of the objects of a list, watch or deletecollection: by namespace, labels and fields.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ pub(crate) struct Selector {
 #[derive(Clone, Debug)]
 struct FieldTerm {
     path: Vec<&'static str>,
-    /// Whether the field must have the value, or any other.
+    /// True if the field must have the value; false if it must have another one.
     is_wanted: bool,
     value: String,
 }
@@ -83,7 +83,7 @@ impl Selector {
         })
     }
 
-    /// Whether it is about everything in its namespace.
+    /// Returns true if everything in the namespace is selected.
     pub(crate) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
@@ -128,12 +128,11 @@ fn terms(selector: &str) -> impl Iterator<Item = &str> {
 }
 
 fn field(resource: &Resource, selector: &str, term: &str) -> Result<FieldTerm, Refusal> {
-    let not_understood = || {
+    let (key, value) = term.split_once('=').ok_or_else(|| {
         bad_request(format!(
             "invalid selector: '{selector}'; can't understand '{term}'"
         ))
-    };
-    let (key, value) = term.split_once('=').ok_or_else(not_understood)?;
+    })?;
     let (key, is_wanted) = match key.strip_suffix('!') {
         Some(key) => (key, false),
         None => (key, true),

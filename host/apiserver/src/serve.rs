@@ -31,13 +31,13 @@ use crate::strangers::{STRANGERS_MAX, Stranger, Strangers};
 const CONNECTIONS_MAX: usize = 1024;
 /// A client that sends no request in this time loses its connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(60);
-/// On the address, where every user of the machine can connect, the token has to come in this time, handshake included.
+/// Deadline for the token, handshake included, on the address, where every user of the machine can connect.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Request line and headers on the address: selectors are in the request line.
 const HEADERS_BYTES_MAX: usize = 32 << 10;
-/// As many as clients of Kubernetes send at most, several times over.
+/// Maximum number of headers: several times the most that clients of Kubernetes send.
 const HEADERS_MAX: usize = 64;
-/// After a connection could not be accepted, as with too many open files.
+/// Pause after a connection could not be accepted, as with too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a listener is not served.
@@ -53,18 +53,20 @@ pub enum ServeError {
 
 /// Serves until `stop` is cancelled, then closes every connection. Who can open the socket may do everything: its directory says who.
 pub async fn serve_unix(server: Server, listener: UnixListener, stop: CancellationToken) {
-    let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
-    serve(accept, CONNECTIONS_MAX, stop, move |stream| {
-        connection(stream, server.clone(), None)
-    })
+    serve(
+        || async { listener.accept().await.map(|(stream, _)| stream) },
+        CONNECTIONS_MAX,
+        stop,
+        move |stream| connection(stream, server.clone(), None),
+    )
     .await;
 }
 
-/// As [`serve_unix`] with TLS, for clients that have the token of `identity`. Clients without it cannot keep them out.
+/// Serves like [`serve_unix`], with TLS and for clients that have the token of `identity`. Clients without it cannot block them.
 ///
 /// # Errors
 ///
-/// At once, if the listener is on an address that is not a loopback address, or the identity is malformed.
+/// Fails at once if the listener is on an address that is not a loopback address, or if the identity is malformed.
 pub async fn serve_tls(
     server: Server,
     listener: TcpListener,
@@ -81,7 +83,6 @@ pub async fn serve_tls(
         Strangers::default(),
         Arc::new(Semaphore::new(CONNECTIONS_MAX)),
     );
-    let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
     let open = move |stream: TcpStream| {
         let (acceptor, server) = (acceptor.clone(), server.clone());
         let door = enter(&stream, &strangers).map(|stranger| Door {
@@ -99,7 +100,13 @@ pub async fn serve_tls(
         }
     };
     // There is always room to accept one that takes the place of another.
-    serve(accept, CONNECTIONS_MAX + 2 * STRANGERS_MAX, stop, open).await;
+    serve(
+        || async { listener.accept().await.map(|(stream, _)| stream) },
+        CONNECTIONS_MAX + 2 * STRANGERS_MAX,
+        stop,
+        open,
+    )
+    .await;
     Ok(())
 }
 
@@ -126,7 +133,7 @@ fn enter(stream: &TcpStream, strangers: &Strangers) -> Option<Stranger> {
 #[derive(Clone)]
 pub(crate) struct Door {
     token: Arc<str>,
-    /// Of clients that have sent the token.
+    /// Permits of clients that have sent the token.
     permits: Arc<Semaphore>,
     client: Arc<Mutex<Client>>,
 }
@@ -283,7 +290,7 @@ async fn admitted(
     }
 }
 
-/// In a time that does not depend on how much of the token is right.
+/// Compares the token in a time that does not depend on the number of its correct characters.
 fn has_token<B>(request: &Request<B>, token: &str) -> bool {
     let given = request
         .headers()

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::options::{Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
-use crate::state::{Draft, FIRST_REVISION, Shared, Snapshot, Turn, key};
+use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, Turn, key};
 use crate::status::Refusal;
 use crate::storage::{Loaded, Storage, StorageError};
 use crate::writes::{garbage, now};
@@ -35,7 +35,7 @@ pub enum OpenError {
 /// An API server. Clones are the same server.
 #[derive(Clone)]
 pub struct Server {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ObjectStore>,
     /// Instead of that of the options.
     pub(crate) check: Option<Check>,
 }
@@ -51,7 +51,6 @@ impl std::fmt::Debug for Server {
 fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     let mut snapshot = Snapshot::new(loaded.revision.max(FIRST_REVISION));
     for (number, object) in loaded.objects.into_iter().enumerate() {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (kind, api_version) = (text(&object["kind"]), text(&object["apiVersion"]));
         let name = text(&object["metadata"]["name"]);
         let version = object["metadata"]["resourceVersion"]
@@ -97,14 +96,18 @@ fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     Ok(snapshot)
 }
 
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
 impl Server {
-    /// A server with the objects that are stored. Resource versions go on from the highest of them, and a watch from a version before
-    /// that is refused with 410, so its client lists again.
+    /// Opens a server with the objects that are stored. Resource versions continue from the highest of them, and a watch from a version
+    /// before that is refused with 410, so its client lists again.
     ///
     /// # Errors
     ///
-    /// If a stored object is of no kind that the server has, or has no name or resource version; or if the namespace `default`, which is
-    /// made when it is not there, cannot be stored.
+    /// Fails if a stored object is of no kind that the server has, or has no name or resource version; or if the namespace `default`, which
+    /// is made when it does not exist, cannot be stored.
     pub async fn open(
         options: Options,
         storage: Arc<dyn Storage>,
@@ -112,7 +115,7 @@ impl Server {
     ) -> Result<Self, OpenError> {
         let controllers = options.controllers;
         let server = Self {
-            shared: Arc::new(Shared::new(options, storage, load(loaded)?)),
+            shared: Arc::new(ObjectStore::new(options, storage, load(loaded)?)),
             check: None,
         };
         if controllers {
@@ -159,7 +162,7 @@ impl Server {
         self.shared.lock().now.clone()
     }
 
-    /// What a request asks for; `None` for a path that is no resource.
+    /// Returns the route of a request; `None` for a path that is no resource.
     pub fn route(&self, method: &http::Method, uri: &http::Uri) -> Option<Route> {
         route::route(
             self.shared.options.taint_rules,
@@ -174,7 +177,7 @@ impl Server {
         self.shared.ticks()
     }
 
-    /// How many watches of each resource are open, by plural.
+    /// Counts the open watches of each resource, by plural.
     pub fn watches(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for plural in self.shared.lock().watches.values() {
@@ -253,7 +256,7 @@ impl Server {
         done
     }
 
-    /// Forgets the changes until now: a watch that would go on from one of them gets 410. Open watches go on.
+    /// Forgets the changes until now: a watch that would continue from one of them gets 410. Open watches continue.
     pub fn forget_history(&self) {
         self.shared
             .change(|state| state.forgotten = state.now.revision);

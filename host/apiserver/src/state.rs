@@ -28,11 +28,11 @@ pub(crate) struct Entry {
     /// The object before the change.
     pub(crate) before: Option<Arc<Value>>,
     pub(crate) is_deletion: bool,
-    /// What it takes of the history: the length of the object as JSON, and something for the rest.
+    /// Size in the history: the length of the object as JSON, and `ENTRY_BYTES` for the rest.
     cost: usize,
 }
 
-/// What an entry costs beside its object.
+/// Size of an entry besides its object.
 const ENTRY_BYTES: usize = 512;
 
 fn cost(object: &Value) -> usize {
@@ -57,11 +57,11 @@ fn cost(object: &Value) -> usize {
 pub struct Snapshot {
     objects: Objects,
     pub(crate) revision: u64,
-    /// What all objects together take, by their [`cost`].
+    /// Size of all objects together, by their [`cost`].
     pub(crate) bytes: usize,
 }
 
-/// Before every key of a resource.
+/// Returns the key that sorts before every object of a resource.
 fn first_of(plural: &'static str) -> ObjectKey {
     ObjectKey {
         resource: plural,
@@ -84,7 +84,7 @@ impl Snapshot {
         self.revision
     }
 
-    /// By plural (`resourceslices`); `namespace` is empty for an object of the cluster.
+    /// Finds an object by the plural of its resource (`resourceslices`); `namespace` is empty for an object of the cluster.
     pub fn object(
         &self,
         resource: &'static Resource,
@@ -109,7 +109,7 @@ impl Snapshot {
             .take_while(move |(key, _)| key.resource == resource.plural)
     }
 
-    /// Whether a namespace has an object of a resource.
+    /// Returns true if a namespace has an object of a resource.
     pub(crate) fn has_any(&self, resource: &'static Resource, namespace: &str) -> bool {
         let first = ObjectKey {
             namespace: namespace.to_owned(),
@@ -159,7 +159,7 @@ impl Snapshot {
 pub struct Draft {
     pub(crate) next: Snapshot,
     pub(crate) changes: Vec<Entry>,
-    /// For the client, beside the answer.
+    /// Warnings for the client, in addition to the response.
     pub(crate) warnings: Vec<String>,
     /// It is not to be committed: objects keep the resource version that they have.
     pub(crate) dry_run: bool,
@@ -189,7 +189,7 @@ impl Draft {
         object
     }
 
-    /// Removes an object, whatever finalizers it has. Gives its last state, with the resource version of the deletion.
+    /// Removes an object, regardless of its finalizers. Returns its last state, with the resource version of the deletion.
     pub fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
         let before = self.next.take(key)?;
         Some(
@@ -231,43 +231,46 @@ impl Draft {
         (object, cost)
     }
 
-    /// For the storage: of several changes of one object the last is enough, but each revision counts.
+    /// Returns the changes for the storage: of several changes of one object the last is enough, but each revision counts.
     pub(crate) fn to_store(&self) -> Vec<storage::Change> {
-        let change = |entry: &Entry| storage::Change {
-            key: entry.key.clone(),
-            object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
-            revision: entry.revision,
-        };
-        self.changes.iter().map(change).collect()
+        self.changes
+            .iter()
+            .map(|entry| storage::Change {
+                key: entry.key.clone(),
+                object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
+                revision: entry.revision,
+            })
+            .collect()
     }
 }
 
 pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
-    let part = |name: &str| {
-        object["metadata"][name]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
     let namespace = if resource.namespaced {
-        part("namespace")
+        metadata(object, "namespace")
     } else {
         String::new()
     };
     ObjectKey {
         resource: resource.plural,
         namespace,
-        name: part("name"),
+        name: metadata(object, "name"),
     }
 }
 
-/// What is published to readers and watches.
+fn metadata(object: &Value, name: &str) -> String {
+    object["metadata"][name]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// State that is published to readers and watches.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct WatchCache {
     pub(crate) now: Snapshot,
     pub(crate) history: VecDeque<Arc<Entry>>,
     history_bytes: usize,
-    /// The last resource version that no watch can go on from.
+    /// Last resource version from which no watch can continue.
     pub(crate) forgotten: u64,
     /// The last resource version whose change is not in the history any more.
     pub(crate) trimmed: u64,
@@ -280,20 +283,20 @@ pub(crate) struct State {
     pub(crate) bookmarks: u64,
 }
 
-/// What is new to a watch. It is taken under the lock and reported without it.
+/// Changes that are new to a watch. They are taken under the lock and reported without it.
 #[derive(Debug)]
 pub(crate) struct News {
-    /// Of the resource of the watch, in the order of their versions.
+    /// Changes of the watched resource, in the order of their versions.
     pub(crate) changes: Vec<Arc<Entry>>,
     pub(crate) revision: u64,
-    /// As [`State::trimmed`].
+    /// Copy of [`WatchCache::trimmed`].
     pub(crate) trimmed: u64,
     pub(crate) watch_epoch: u64,
     pub(crate) bookmarks: u64,
 }
 
-impl State {
-    /// What happened to the objects of a resource after the resource version `sent`.
+impl WatchCache {
+    /// Returns the changes of the objects of a resource after the resource version `sent`.
     pub(crate) fn since(&self, sent: u64, plural: &str) -> News {
         let first = self
             .history
@@ -327,16 +330,16 @@ impl State {
 }
 
 /// The state with its storage, a turn for writers, and a signal after each change.
-pub(crate) struct Shared {
-    state: Mutex<State>,
+pub(crate) struct ObjectStore {
+    state: Mutex<WatchCache>,
     tick: watch::Sender<()>,
-    /// Whether a write is under way.
+    /// True while a write is in progress.
     writing: watch::Sender<bool>,
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) options: Options,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ObjectStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("state", &self.state)
@@ -344,10 +347,10 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Shared {
+impl ObjectStore {
     pub(crate) fn new(options: Options, storage: Arc<dyn Storage>, now: Snapshot) -> Self {
         let revision = now.revision;
-        let state = State {
+        let state = WatchCache {
             now,
             history: VecDeque::new(),
             history_bytes: 0,
@@ -367,13 +370,13 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, WatchCache> {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut WatchCache) -> T) -> T {
         let done = change(&mut self.lock());
         self.tick.send_replace(());
         done
@@ -409,7 +412,7 @@ impl Shared {
 
 /// The right to write, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Arc<Shared>);
+pub(crate) struct Turn(Arc<ObjectStore>);
 
 impl Drop for Turn {
     fn drop(&mut self) {

@@ -13,7 +13,7 @@ pub struct Refusal {
     pub retry_after: Option<u64>,
 }
 
-/// What is wrong with one field.
+/// Problem with one field.
 #[derive(Clone, Debug)]
 pub struct Cause {
     pub reason: &'static str,
@@ -62,7 +62,7 @@ impl Cause {
         }
     }
 
-    /// Of a structure that cannot change, and that no message shows.
+    /// Returns the cause for a changed immutable structure, whose value is not shown in the message.
     pub fn immutable(field: impl Into<String>) -> Self {
         Self {
             reason: "FieldValueInvalid",
@@ -160,7 +160,7 @@ pub fn forbidden(route: &Route, resource: &str, user: &str) -> Refusal {
     )
 }
 
-/// What cannot be created in a namespace that is being deleted.
+/// Refuses the creation of an object in a namespace that is being deleted.
 pub fn terminating(route: &Route, name: &str) -> Refusal {
     let namespace = &route.namespace;
     let what = format!(
@@ -392,13 +392,10 @@ pub fn patch(code: u16, message: &str) -> Refusal {
 
 /// An apply that would change fields of other managers: each with the message about it.
 pub fn apply_conflict(message: String, causes: impl Iterator<Item = (String, String)>) -> Refusal {
-    let cause = |(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field });
-    refusal(
-        409,
-        "Conflict",
-        message,
-        json!({ "causes": causes.map(cause).collect::<Vec<_>>() }),
-    )
+    let causes: Vec<_> = causes
+        .map(|(field, message)| json!({ "reason": "FieldManagerConflict", "message": message, "field": field }))
+        .collect();
+    refusal(409, "Conflict", message, json!({ "causes": causes }))
 }
 
 /// An update whose object is another one than its address names.

@@ -1,11 +1,11 @@
-//! What the server needs of a storage: a durable commit of a few changes at once.
+//! Storage interface of the server: a durable commit of a few changes at once.
 
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use serde_json::Value;
 
-/// Where an object is stored.
+/// Key under which an object is stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// The plural (`resourceclaims`), which is unique among the resources of the server.
@@ -55,6 +55,6 @@ impl Storage for Memory {
 pub struct Loaded {
     /// Each with `kind`, `apiVersion`, a name and its resource version, as [`Change::object`] had it.
     pub objects: Vec<Value>,
-    /// The highest [`Change::revision`] ever committed, also that of a deletion: versions go on from here.
+    /// Highest [`Change::revision`] ever committed, also that of a deletion: versions continue from here.
     pub revision: u64,
 }

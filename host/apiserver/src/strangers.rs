@@ -10,7 +10,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// A client with many requests under way at its start opens as many connections.
 pub(crate) const STRANGERS_PER_USER_MAX: usize = 64;
-/// In the worst case each has some 100 kB of handshake and headers.
+/// Maximum number of connections without the token: in the worst case each has some 100 kB of handshake and headers.
 pub(crate) const STRANGERS_MAX: usize = 128;
 
 #[derive(Clone, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Strangers(Arc<Mutex<Table>>);
 #[derive(Default)]
 struct Table {
     next: u64,
-    /// By number: the oldest first.
+    /// Open connections by number, the oldest first.
     open: BTreeMap<u64, Entry>,
 }
 
@@ -84,17 +84,11 @@ impl Table {
         }
         // Of several users with as many, the one with the oldest connection: one user may have many numbers.
         let most = counts.values().copied().max()?;
-        let ends = |entry: &Entry| {
-            if has_too_many {
-                entry.user == user
-            } else {
-                counts[&entry.user] == most
-            }
-        };
-        self.open
-            .iter()
-            .find(|(_, entry)| ends(entry))
-            .map(|(number, _)| *number)
+        let ending = self.open.iter().find(|(_, entry)| match has_too_many {
+            true => entry.user == user,
+            false => counts[&entry.user] == most,
+        });
+        ending.map(|(number, _)| *number)
     }
 }
 
@@ -123,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_with_too_many_loses_its_oldest_and_no_other_user_any() {
+    fn user_over_limit_loses_oldest_connection() {
         let strangers = Strangers::default();
         let others: Vec<_> = [Some(0), Some(7), None]
             .map(|user| strangers.enter(user))
@@ -142,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn many_users_together_end_connections_of_the_one_with_the_most() {
+    fn busiest_user_loses_connections_first() {
         let strangers = Strangers::default();
         let quiet = strangers.enter(Some(0));
         let floods: Vec<_> = (0..100 * STRANGERS_MAX)
@@ -154,7 +148,7 @@ mod tests {
 
     /// A user with subordinate numbers: each connection was of another one, and the client with the highest number lost its connection each time.
     #[test]
-    fn one_user_with_many_numbers_keeps_no_new_client_out() {
+    fn many_uids_do_not_block_clients() {
         let strangers = Strangers::default();
         let flood: Vec<_> = (0..STRANGERS_MAX)
             .map(|n| strangers.enter(Some(100_000 + n as u32)))
@@ -165,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_sent_the_token_is_not_counted() {
+    fn authenticated_clients_are_not_counted() {
         let strangers = Strangers::default();
         let known = strangers.enter(Some(1000));
         let end = known.end.clone();

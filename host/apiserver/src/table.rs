@@ -8,7 +8,7 @@ mod tests;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-/// How much of its object a row carries: the parameter `includeObject` of a request for a table.
+/// Part of its object that a row carries: the parameter `includeObject` of a request for a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum IncludeObject {
     /// Nothing.

@@ -19,6 +19,7 @@ mod slice;
 #[cfg(test)]
 mod tests;
 
+use nodedock_model::limit::CLAIM_CONFIGS_MAX;
 use serde_json::Value;
 
 pub(crate) use admin::admin_access;
@@ -31,12 +32,11 @@ use crate::resources::Resource;
 use crate::status::Cause;
 use fields::{Causes, each, invalid, same, text};
 
-/// Returns what is wrong with an object that is to be stored, with [`defaults`] set and its name given; `old` is the object that it
-/// replaces, and `compiled` has its [`new_expressions`]. A status is checked if it differs from the one before. Never panics, whatever
-/// `new` is.
+/// Returns the problems of an object that is to be stored, with [`defaults`] set and its name given; `old` is the object that it replaces,
+/// and `compiled` has its [`new_expressions`]. A status is checked if it differs from the one before. Never panics, for any `new`.
 ///
-/// Events have further rules, which depend on the group of the request: [`event`]. Whether a claim may have admin access depends on
-/// its namespace: [`admin_access`].
+/// Events have further rules, which depend on the group of the request: [`event`]. Admin access of a claim depends on its namespace:
+/// [`admin_access`].
 pub(crate) fn object(
     resource: &Resource,
     new: &Value,
@@ -58,7 +58,7 @@ pub(crate) fn object(
     causes
 }
 
-/// What a write of another object than the one that is there is refused with, as an apply is.
+/// Returns the cause with which a write is refused, as an apply is, if it names another UID than that of the existing object.
 pub(crate) fn immutable_uid(uid: &Value) -> Cause {
     Cause::invalid("metadata.uid", uid, "field is immutable")
 }
@@ -98,7 +98,7 @@ fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Comp
         "spec",
         spec,
         "config",
-        claim::CONFIGS,
+        CLAIM_CONFIGS_MAX,
         |causes, at, config| {
             claim::configuration(causes, at, config, is_new);
         },
@@ -114,7 +114,7 @@ fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Comp
     }
 }
 
-/// Whether a name of a resource has a domain that is not Kubernetes' own.
+/// Returns true if the name of a resource has a domain that is not one of Kubernetes.
 fn is_extended_resource(name: &str) -> bool {
     const QUOTA: &str = "requests.";
     name.contains('/')

@@ -15,13 +15,13 @@ use crate::reads::{asked_version, unknown_match};
 use crate::route::Route;
 use crate::selector::Selector;
 use crate::shape::Shape;
-use crate::state::{Entry, News, Shared};
+use crate::state::{Entry, News, ObjectStore};
 use crate::status::{self, Cause, Refusal};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// Of a watch that asked for no time.
+/// Duration of a watch that requested none.
 const TIME: Duration = Duration::from_secs(1800);
-/// Of a watch that asked for more.
+/// Maximum duration of a watch.
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The bookmark after the initial events has this annotation, for clients that stream a list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -29,7 +29,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// An open watch. It is closed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watching {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectStore>,
     ticks: Receiver<()>,
     route: Route,
     shape: Shape,
@@ -48,7 +48,11 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    pub(crate) fn open(shared: &Arc<Shared>, route: Route, shape: Shape) -> Result<Self, Refusal> {
+    pub(crate) fn open(
+        shared: &Arc<ObjectStore>,
+        route: Route,
+        shape: Shape,
+    ) -> Result<Self, Refusal> {
         let ticks = shared.ticks();
         let selector = Selector::of(&route)?;
         watch_options(&route)?;
@@ -85,7 +89,8 @@ impl Watching {
         Ok(watching)
     }
 
-    /// What is sent first: everything there is, or the changes since then, or that they are forgotten.
+    /// Begins the watch: sends all objects first, or continues from a version, or fails if that version is forgotten or ahead of the
+    /// server.
     fn begin(&mut self, from: Option<u64>) {
         let shared = Arc::clone(&self.shared);
         let (now, forgotten) = {
@@ -252,7 +257,7 @@ impl Watching {
     }
 }
 
-/// Which options of a watch go together.
+/// Checks that the options of a watch can be combined.
 fn watch_options(route: &Route) -> Result<(), Refusal> {
     const FIELD: &str = "resourceVersionMatch";
     let how = route.asked(FIELD);

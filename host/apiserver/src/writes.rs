@@ -43,7 +43,7 @@ pub(crate) struct Write<'a> {
     pub(crate) to_compile: Mutex<BTreeSet<String>>,
 }
 
-/// How `managedFields` has a write.
+/// Operation of a write in `managedFields`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Update,
@@ -201,12 +201,12 @@ fn create_object(
     Ok((201, stored.as_ref().clone()))
 }
 
-/// What the published rules have against an object. Without its namespace, which a server without controllers need not have, nothing is
-/// known of its label for admin access.
+/// Returns the violations of the published rules by an object. A server without controllers need not have the object's namespace; without
+/// the namespace, admin access is not checked.
 ///
 /// # Errors
 ///
-/// If there are expressions to be compiled first, which is not done while other writes wait.
+/// Fails if expressions have to be compiled first, which is not done while other writes wait.
 fn published_rules(
     snapshot: &Snapshot,
     write: &Write<'_>,
@@ -248,7 +248,7 @@ fn has_space(draft: &Draft, bytes: usize) -> Result<(), Refusal> {
     }
 }
 
-/// Whether the namespace of a new object takes one.
+/// Fails if the namespace of a new object does not accept one.
 fn can_hold_new(write: &Write<'_>, snapshot: &Snapshot, name: &str) -> Result<(), Refusal> {
     let route = write.route;
     let Some(namespaces) = resources::resource("namespaces").filter(|_| route.resource.namespaced)
@@ -336,7 +336,7 @@ fn replace(
     Ok((200, stored.as_ref().clone()))
 }
 
-/// With the entries that a writer sent, or those that were there.
+/// Sets `managedFields` to the given entries, unless they are null.
 fn with_managed(mut object: Value, managed: Value) -> Value {
     if !managed.is_null() {
         object["metadata"]["managedFields"] = managed;
@@ -386,7 +386,7 @@ pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
     Ok((200, end(draft, &at(route), &old, write.options.controllers)))
 }
 
-/// What the check has against a deletion.
+/// Fails if the check refuses a deletion.
 fn can_be_deleted(write: &Write<'_>, object: &Value) -> Result<(), Refusal> {
     let causes = write
         .check

@@ -15,7 +15,7 @@ pub(crate) fn parsed(body: &[u8]) -> Result<Value, Refusal> {
     serde_json::from_slice(body).or_else(|_| parsed_apart(body))
 }
 
-/// On a thread whose stack is large enough for the parser.
+/// Parses a body on a thread whose stack is large enough for the parser.
 fn parsed_apart(body: &[u8]) -> Result<Value, Refusal> {
     let parsed = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()

@@ -37,7 +37,7 @@ pub struct BenchArgs {
 struct Measured {
     what: &'static str,
     unit: &'static str,
-    /// Of several values.
+    /// Median of several values.
     median: f64,
     p10: f64,
     p90: f64,
@@ -61,19 +61,13 @@ impl Measured {
     fn new(what: &'static str, unit: &'static str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let count = values.len();
-        let at = |percent: usize| {
-            values
-                .get((count - 1) * percent / 100)
-                .copied()
-                .unwrap_or_default()
-        };
         Self {
             what,
             unit,
-            median: at(50),
-            p10: at(10),
-            p90: at(90),
-            max: at(100),
+            median: percentile(&values, 50),
+            p10: percentile(&values, 10),
+            p90: percentile(&values, 90),
+            max: percentile(&values, 100),
             count,
         }
     }
@@ -106,6 +100,13 @@ impl Measured {
             self.shown(value)
         }
     }
+}
+
+fn percentile(values: &[f64], percent: usize) -> f64 {
+    values
+        .get((values.len() - 1) * percent / 100)
+        .copied()
+        .unwrap_or_default()
 }
 
 pub(super) async fn run(args: BenchArgs) -> Result<()> {
@@ -149,7 +150,7 @@ fn json_bytes(value: &impl Serialize) -> Result<u64> {
     Ok(serde_json::to_vec(value).context("write it as JSON")?.len() as u64)
 }
 
-/// What the calls of a function took.
+/// Resources that the calls of a function took.
 #[derive(Default)]
 struct Spent {
     elapsed: Vec<Duration>,
@@ -254,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_has_its_spread_and_a_single_value_has_none() {
+    fn only_a_median_has_a_spread() {
         let values = (0..=100).rev().map(f64::from).collect();
         let several = Measured::new("discover", "ms", values);
         let Measured {

@@ -10,7 +10,7 @@ use super::write_below;
 use nodedock_command::CommandError;
 use nodedock_command::output::print_text;
 
-/// Of the contract: what every driver exports.
+/// World of the contract that every driver exports.
 pub(super) const WORLD: &str = "driver";
 const WIT: &str = "wit";
 const GO_MANIFEST: &str = "go.mod";
@@ -26,7 +26,7 @@ pub struct BindingsArgs {
     /// Directory of the contract [default: wit in the directory of the driver]
     #[arg(long, value_name = "DIR")]
     wit: Option<PathBuf>,
-    /// What the driver exports, by the name of a world of the contract
+    /// Name of the world of the contract that the driver exports
     #[arg(long, value_name = "NAME", default_value = WORLD)]
     world: String,
 }

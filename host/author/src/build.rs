@@ -1,6 +1,7 @@
 //! `nodedock driver build`: has the tool of a driver's language build it, and puts NAME.wasm beside the sources.
 
 use std::ffi::OsStr;
+use std::fs::DirEntry;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -253,18 +254,15 @@ fn wrap(module: &Path, directory: &Path, output: &Path) -> Result<()> {
 
 /// The files of a directory with these extensions, in the order of their names.
 fn sources(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
-    let context = || format!("read {}", directory.display());
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        if path
-            .extension()
+    let entries: Vec<_> = std::fs::read_dir(directory)
+        .and_then(Iterator::collect)
+        .with_context(|| format!("read {}", directory.display()))?;
+    let mut found: Vec<_> = entries.iter().map(DirEntry::path).collect();
+    found.retain(|path| {
+        path.extension()
             .and_then(OsStr::to_str)
             .is_some_and(|extension| extensions.contains(&extension))
-        {
-            found.push(path);
-        }
-    }
+    });
     found.sort();
     Ok(found)
 }
@@ -275,7 +273,7 @@ mod tests {
     use nodedock_base::error::chain;
 
     #[test]
-    fn a_driver_is_named_by_its_grant_or_its_directory() {
+    fn grant_or_directory_names_the_driver() {
         let directory = tempfile::tempdir().unwrap();
         let named = directory.path().join("nic");
         std::fs::create_dir(&named).unwrap();
@@ -299,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tool_is_named_with_how_to_install_it() {
+    fn missing_tool_is_named_with_installation() {
         let missing =
             run_tool(&mut Command::new("/nowhere/componentize"), "pip install it").unwrap_err();
         assert_eq!(
@@ -327,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_artifact_is_the_packages_own_and_no_rlib() {
+    fn artifact_is_own_wasm_module() {
         let line = |manifest: &str, files: &str| {
             format!(
                 r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","filenames":{files}}}"#
@@ -346,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_no_driver_is_refused_with_its_name() {
+    fn module_without_driver_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let module = directory.path().join("module.wasm");
         let output = directory.path().join("a.wasm");
@@ -380,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_does_not_exist_is_named() {
+    fn missing_directory_is_named() {
         let nowhere = BuildArgs {
             dir: "/nowhere".into(),
             lang: None,

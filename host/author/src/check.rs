@@ -15,8 +15,8 @@ use nodedock_base::error::chain;
 use nodedock_command::CommandError;
 use nodedock_command::output::{Column, Format, print, table};
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_core::recording::{Answer, RecordedCall};
+use nodedock_core::recording::{CallOutcome, RecordedCall};
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant, pattern};
 use nodedock_model::{Inventory, Problem};
 use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
@@ -42,7 +42,7 @@ pub struct CheckArgs {
 }
 
 worded! {
-    /// What a finding is about. The names are for scripts and do not change.
+    /// The kinds of findings. The names are for scripts and do not change.
     Lint {
         /// The file is no driver of this contract.
         NotLoadable = "not-loadable",
@@ -437,7 +437,7 @@ async fn check_reads(
     }
 }
 
-/// What was passed to the functions of an interface. One that lists everything has the names in its answer.
+/// Returns the texts passed to the functions of an interface. For a function that lists everything, the names are in its answer.
 fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
     let host = calls
         .iter()
@@ -445,8 +445,8 @@ fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
         .filter(|host| host.function.starts_with(interface));
     let texts = host.flat_map(|host| {
         let named = match &host.answer {
-            Answer::Returned(answer) => answer["Ok"].as_array(),
-            Answer::Failed(_) => None,
+            CallOutcome::Returned(answer) => answer["Ok"].as_array(),
+            CallOutcome::Failed(_) => None,
         };
         let names = named.into_iter().flatten().map(|item| &item["name"]);
         host.arguments
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_change_and_devices_without_identity_are_found() {
+    fn unstable_names_and_identities_are_found() {
         let good = inventory(&[("a", &["dev:/dev/a"])]);
         assert_eq!(of(&good, &good), []);
         let renamed = of(&good, &inventory(&[("b", &["dev:/dev/a"])]));
@@ -563,14 +563,14 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_of_names_are_cut_and_counted() {
+    fn long_name_lists_are_truncated() {
         let names: Vec<_> = (0..7).map(|index| format!("d{index}")).collect();
         assert_eq!(listed(&names), "d0, d1, d2, d3, d4 and 2 more");
         assert_eq!(listed(&names[..2]), "d0, d1");
     }
 
     #[test]
-    fn rules_that_no_request_needs_are_found() {
+    fn unneeded_grant_rules_are_found() {
         let grant = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nsysfsRead: [class/net/*, class/drm/*]\nenv: [A_*, B]\n\
                      sysfsWrite: [{glob: a/b, pattern: \"1\"}]\n";
         let grant = Grant::parse(grant).unwrap();
@@ -587,14 +587,14 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_has_the_config_and_a_key_more() {
+    fn probe_adds_unknown_key_to_config() {
         let probe = with_unknown_key(r#"{"pools":[]}"#).unwrap();
         assert_eq!(probe, r#"{"nodedock-driver-check":true,"pools":[]}"#);
         assert_eq!(with_unknown_key("[]"), None);
     }
 
     #[test]
-    fn every_error_and_warning_is_shown_with_its_id() {
+    fn findings_show_severity_and_id() {
         let mut findings = Findings::default();
         findings.add(Lint::NoIdentity, "a");
         assert!(!findings.has_errors());

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nodedock_base::file;
-use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
+use nodedock_conformance::{CaseResult, Options, Outcome, PLACEHOLDERS, Program, Running, Target};
 use nodedock_model::limit;
 use serde_json::Value;
 
 use nodedock_command::CommandError;
 use nodedock_command::output::{print_text, printable};
 
-/// Until a WebAssembly driver is compiled and has registered: one of 18 MB is compiled for some ten seconds.
+/// Time for a WebAssembly driver to be compiled and to register: the compilation of one of 18 MB takes some ten seconds.
 const WASM_START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Columns of the longest ID.
 const ID_WIDTH: usize = 38;
@@ -36,7 +36,7 @@ pub struct ConformArgs {
     /// The recorded machine of a WebAssembly driver; default: this one
     #[arg(long, value_name = "SNAPSHOT", requires = "file")]
     hardware: Option<PathBuf>,
-    /// Where to write a new kubeconfig for the API server; a driver that reads claims is started with it, after this
+    /// Path of a new kubeconfig for the API server; a driver that reads claims is started with it, after this
     #[arg(long, value_name = "FILE", requires = "socket_dir")]
     write_kubeconfig: Option<PathBuf>,
     /// The name that the driver has to register
@@ -71,7 +71,7 @@ pub struct ConformArgs {
     json: bool,
 }
 
-/// What is checked.
+/// The driver to check.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct Subject {
@@ -90,8 +90,10 @@ struct Subject {
 }
 
 fn placeholders() -> String {
-    let line = |(name, meaning): &(&str, &str)| format!("  {{{name}}}  {meaning}");
-    let lines: Vec<_> = PLACEHOLDERS.iter().map(line).collect();
+    let lines: Vec<_> = PLACEHOLDERS
+        .iter()
+        .map(|(name, meaning)| format!("  {{{name}}}  {meaning}"))
+        .collect();
     format!("In a command:\n{}", lines.join("\n"))
 }
 
@@ -148,12 +150,12 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     options.admin_access = args.admin_access;
     options.only.clone_from(&args.only);
     let mut unread = Ok(());
-    let progress = |verdict: &Verdict| {
+    let report = nodedock_conformance::run(&options, |verdict| {
         if !args.json && unread.is_ok() {
             unread = print_text(&shown(verdict));
         }
-    };
-    let report = nodedock_conformance::run(&options, progress).await?;
+    })
+    .await?;
     unread?;
     if let Some(path) = &args.junit {
         std::fs::write(path, report.junit()?)
@@ -210,7 +212,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
         .file_stem()
         .and_then(|stem| stem.to_str())
         .context("the driver's file has no name in UTF-8")?;
-    let beside = |kind: &str| super::beside(file, &format!("{kind}.yaml"));
+
     let mut files = vec![(
         format!("{stem}.wasm"),
         file.to_owned(),
@@ -219,11 +221,11 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let grant = args
         .grant
         .clone()
-        .map_or_else(|| beside("grant"), |path| Ok(Some(path)))?;
+        .map_or_else(|| super::beside(file, "grant.yaml"), |path| Ok(Some(path)))?;
     let config = args
         .config
         .clone()
-        .map_or_else(|| beside("config"), |path| Ok(Some(path)))?;
+        .map_or_else(|| super::beside(file, "config.yaml"), |path| Ok(Some(path)))?;
     for (path, kind) in [(grant, "grant"), (config, "config")] {
         files.extend(path.map(|path| {
             (
@@ -233,13 +235,15 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             )
         }));
     }
-    let read = |(name, path, bytes_max): (String, PathBuf, u64)| {
-        Ok((
-            Path::new("var/lib/nodedock/drivers").join(name),
-            super::read(&path, bytes_max)?,
-        ))
-    };
-    let files = files.into_iter().map(read).collect::<Result<_>>()?;
+    let files = files
+        .into_iter()
+        .map(|(name, path, bytes_max)| {
+            Ok((
+                Path::new("var/lib/nodedock/drivers").join(name),
+                super::read(&path, bytes_max)?,
+            ))
+        })
+        .collect::<Result<_>>()?;
     let mut command = vec![node_program()?];
     let arguments = "run --root {root} --kubernetes=true --kubelet-root {kubelet} --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
     command.extend(arguments.split(' ').map(str::to_owned));
@@ -282,7 +286,7 @@ fn node_program() -> Result<String> {
 }
 
 /// A line for a case, and what was exchanged if it failed.
-fn shown(verdict: &Verdict) -> String {
+fn shown(verdict: &CaseResult) -> String {
     let id = &verdict.case.id;
     let seconds = verdict.took.as_secs_f64();
     match &verdict.outcome {
@@ -309,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_a_pool_and_a_name() {
+    fn device_argument_needs_pool_and_name() {
         assert_eq!(
             device("node-1/gpus/gpu-0"),
             Ok(("node-1/gpus".to_owned(), "gpu-0".to_owned()))

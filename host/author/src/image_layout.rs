@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 const PLATFORMS: [Arch; 4] = [Arch::Amd64, Arch::ARM64, Arch::RISCV64, Arch::s390x];
 /// Mode of the files in the image: the daemon refuses files that others may write.
 const FILE_MODE: u32 = 0o644;
-/// In a gzip header: no operating system in particular, so that all machines write the same.
+/// Value in a gzip header for no operating system in particular, so that all machines write the same.
 const GZIP_OS_UNKNOWN: u8 = 255;
 /// Version of the layout, as the image specification has it.
 const LAYOUT_VERSION: &str = "1.0.0";
@@ -44,11 +44,11 @@ pub(super) struct Description {
 
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// Of the image's index: `sha256:` and hex.
+    /// Digest of the image's index: `sha256:` and hex.
     pub(super) digest: String,
     /// The name of the image in the layout.
     pub(super) tag: String,
-    /// By path in the layout.
+    /// Contents of files by path in the layout.
     pub(super) files: BTreeMap<String, Vec<u8>>,
 }
 
@@ -111,17 +111,20 @@ fn annotations(description: &Description) -> HashMap<String, String> {
 
 /// A version as a tag, which has no `+`.
 fn tag(version: &str) -> String {
-    let allowed = |c: char| {
-        if c.is_ascii_alphanumeric() || "._-".contains(c) {
-            c
-        } else {
-            '_'
-        }
-    };
-    version.chars().map(allowed).take(TAG_LENGTH_MAX).collect()
+    version
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "._-".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        })
+        .take(TAG_LENGTH_MAX)
+        .collect()
 }
 
-/// By path in the layout.
+/// Blobs by path in the layout.
 #[derive(Default)]
 struct Blobs(BTreeMap<String, Vec<u8>>);
 
@@ -170,7 +173,7 @@ fn hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// With sorted keys: annotations are hash maps.
+/// Writes JSON with sorted keys: annotations are hash maps.
 fn json(value: &impl Serialize) -> Result<Vec<u8>> {
     let mut value = serde_json::to_value(value).context("write JSON")?;
     value.sort_all_objects();
@@ -244,7 +247,7 @@ mod tests {
 
     /// The layout as a client of it reads it: from the index down to the files.
     #[test]
-    fn a_client_finds_the_files_for_every_platform() {
+    fn layout_has_files_for_every_platform() {
         let layout = layout(files(), &description()).unwrap();
         let marker: serde_json::Value =
             serde_json::from_slice(&layout.files["oci-layout"]).unwrap();
@@ -316,7 +319,7 @@ mod tests {
 
     /// Annotations are hash maps, whose order differs from one to the next.
     #[test]
-    fn the_same_files_have_the_same_digest_and_other_files_another() {
+    fn digest_depends_on_content_only() {
         let first = layout(files(), &description()).unwrap();
         for _ in 0..16 {
             let mut reversed = files();

@@ -13,7 +13,7 @@ use nodedock_command::output::{Format, join, print};
 use nodedock_command::{CommandError, describe};
 use nodedock_model::grant::{self, Grant, LimitKey, LimitValues};
 use nodedock_model::limit;
-use nodedock_wasm::trust::{Policy, Verdict};
+use nodedock_wasm::trust::{Policy, TrustDecision};
 use nodedock_wasm::{DriverInfo, Inspection};
 use nodedockd::config::ConfigFile;
 use nodedockd::convert;
@@ -93,9 +93,12 @@ struct Limit {
 }
 
 fn by_key<S: Serializer>(limits: &Option<Vec<Limit>>, serializer: S) -> Result<S::Ok, S::Error> {
-    let key = |limit: &Limit| limit.key.to_string().replace("MiB", "Mib");
     match limits {
-        Some(limits) => serializer.collect_map(limits.iter().map(|limit| (key(limit), limit))),
+        Some(limits) => serializer.collect_map(
+            limits
+                .iter()
+                .map(|limit| (limit.key.to_string().replace("MiB", "Mib"), limit)),
+        ),
         None => serializer.serialize_none(),
     }
 }
@@ -122,8 +125,8 @@ fn with_nulls<S: Serializer>(
         ("pin", pin),
         ("reason", reason),
     ];
-    let value = |text: &'_ String| Some(text.clone()).filter(|text| !text.is_empty());
-    serializer.collect_map(fields.map(|(key, text)| (key, value(text))))
+    serializer
+        .collect_map(fields.map(|(key, text)| (key, Some(text).filter(|text| !text.is_empty()))))
 }
 
 pub(super) async fn run(args: InspectArgs) -> Result<()> {
@@ -148,7 +151,7 @@ pub(super) async fn run(args: InspectArgs) -> Result<()> {
     CommandError::unless_done(!refused)
 }
 
-fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
+fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<TrustDecision> {
     let mut beside = file.as_os_str().to_owned();
     beside.push(".sig");
     let beside = PathBuf::from(beside);
@@ -166,7 +169,7 @@ fn inspected(
     found: &Inspection,
     grant: &Grant,
     grant_path: Option<PathBuf>,
-    verdict: Option<Verdict>,
+    verdict: Option<TrustDecision>,
 ) -> Inspected {
     let driver = found.driver.as_ref().ok();
     let info = driver.map(|driver| driver.info());
@@ -192,7 +195,7 @@ fn inspected(
         grant: grant_path.map(|path| path.display().to_string()),
         missing_grants,
         limits: driver.map(|driver| limits(&driver.info().limits, &grant.limits)),
-        distrusted: verdict.as_ref().is_some_and(Verdict::refuses),
+        distrusted: verdict.as_ref().is_some_and(TrustDecision::refuses),
         trust: verdict
             .as_ref()
             .map(|verdict| convert::trust(&verdict.view())),
@@ -200,7 +203,7 @@ fn inspected(
     }
 }
 
-/// Against the empty grant every request is missing, which is the list of all requests.
+/// Returns all requests. Against the empty grant every request is missing.
 fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
     let all = grant::missing(&info.capabilities, &LimitValues::new(), &Grant::empty());
     all.into_iter()
@@ -212,13 +215,15 @@ fn requests(info: &DriverInfo, missing: &[String]) -> Vec<Request> {
 }
 
 fn limits(asked: &LimitValues, granted: &LimitValues) -> Vec<Limit> {
-    let limit = |key: &LimitKey| Limit {
-        key: *key,
-        asked: asked.get(key).copied(),
-        granted: granted.get(key).copied(),
-        effective: key.effective(asked, granted),
-    };
-    LimitKey::ALL.iter().map(limit).collect()
+    LimitKey::ALL
+        .iter()
+        .map(|key| Limit {
+            key: *key,
+            asked: asked.get(key).copied(),
+            granted: granted.get(key).copied(),
+            effective: key.effective(asked, granted),
+        })
+        .collect()
 }
 
 /// Labels the first of several values.
@@ -232,30 +237,29 @@ pub(super) fn labelled(label: &str, values: impl IntoIterator<Item = String>) ->
 
 impl Inspected {
     fn lines(&self) -> Vec<String> {
-        let one = |label: &str, value: Option<String>| labelled(label, value);
         let driver = self.name.as_ref().zip(self.version.as_ref());
         let sections = [
-            one("file", Some(format!("{}, {} bytes", self.file, self.size))),
-            one("digest", Some(self.digest.clone())),
-            one(
+            labelled("file", Some(format!("{}, {} bytes", self.file, self.size))),
+            labelled("digest", Some(self.digest.clone())),
+            labelled(
                 "form",
                 Some(self.form.unwrap_or("not WebAssembly").to_owned()),
             ),
-            one(
+            labelled(
                 "contract",
                 Some(self.contract.clone().unwrap_or_else(|| "none".to_owned())),
             ),
-            one("profile", self.profile.map(str::to_owned)),
+            labelled("profile", self.profile.map(str::to_owned)),
             labelled("imports", self.imports.iter().cloned()),
             labelled("exports", self.exports.iter().cloned()),
-            one(
+            labelled(
                 "driver",
                 driver.map(|(name, version)| format!("{name} {version}")),
             ),
-            one("summary", self.summary.clone()),
+            labelled("summary", self.summary.clone()),
             labelled("requests", self.requests.iter().map(Request::text)),
             labelled("limits", self.limits.iter().flatten().map(Limit::text)),
-            one(
+            labelled(
                 "grant",
                 Some(
                     self.grant
@@ -263,7 +267,7 @@ impl Inspected {
                         .unwrap_or_else(|| "none: only the log is granted".to_owned()),
                 ),
             ),
-            one("trust", self.trust.as_ref().map(describe::trust)),
+            labelled("trust", self.trust.as_ref().map(describe::trust)),
             labelled("verdict", self.verdict()),
         ];
         sections.concat()
@@ -293,8 +297,6 @@ impl Request {
 
 impl Limit {
     fn text(&self) -> String {
-        let or_default =
-            |value: Option<u32>| value.map_or("default".to_owned(), |value| value.to_string());
         let Self {
             key,
             asked,
@@ -321,6 +323,10 @@ impl Limit {
             or_default(*granted)
         )
     }
+}
+
+fn or_default(value: Option<u32>) -> String {
+    value.map_or("default".to_owned(), |value| value.to_string())
 }
 
 #[cfg(test)]
@@ -376,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_aligned_and_has_everything_once() {
+    fn inspect_output_is_aligned_and_complete() {
         let expected = "\
 file      gpu.wasm, 1234 bytes
 digest    sha256:00

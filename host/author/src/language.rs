@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_the_language_of_its_one_source() {
+    fn language_follows_from_the_one_source() {
         let directory = tempfile::tempdir().unwrap();
         let of = || Language::of_directory(directory.path());
         let none = of().unwrap_err().to_string();

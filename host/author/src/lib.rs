@@ -34,8 +34,8 @@ use nodedock_command::{block_on, block_on_until_stopped};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::Recordings;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::{self, Grant};
 use nodedock_model::limit;
@@ -45,7 +45,7 @@ use nodedock_wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 pub use conform::ConformArgs;
 pub use replay::ReplayArgs;
 
-/// Of files that are written; the umask takes from it.
+/// Mode of files that are written, before the umask.
 const FILE_MODE: u32 = 0o666;
 
 /// The commands of `nodedock driver` that are about files and need no daemon.
@@ -181,15 +181,17 @@ fn read_text(path: &Path) -> Result<String> {
 
 /// Writes a file at once: a daemon or a person may read it meanwhile.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let context = || format!("write {}", path.display());
+    replace_file(path, bytes).with_context(|| format!("write {}", path.display()))
+}
+
+fn replace_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = nodedock_base::file::directory_of(path);
     let mut file = tempfile::Builder::new()
         .prefix(".nodedock-")
         .permissions(Permissions::from_mode(FILE_MODE))
-        .tempfile_in(parent)
-        .with_context(context)?;
-    file.write_all(bytes).with_context(context)?;
-    file.persist(path).with_context(context)?;
+        .tempfile_in(parent)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
     Ok(())
 }
 

@@ -27,7 +27,7 @@ pub struct NewArgs {
     /// Directory of the driver, new or empty [default: the first label of the name]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Where a driver in Rust has its SDK from: a version on crates.io, a Git URL or a directory [default: the sources that this program was
+    /// Source of the SDK for a driver in Rust: a version on crates.io, a Git URL or a directory [default: the sources that this program was
     /// built from]
     #[arg(long, value_name = "VERSION|URL|DIR")]
     sdk: Option<String>,
@@ -86,7 +86,7 @@ fn stem(name: &str) -> Result<&str, CommandError> {
     Ok(name.split('.').next().unwrap_or(name))
 }
 
-/// Where a driver has the SDK from.
+/// The source of a driver's SDK.
 #[derive(Debug, PartialEq, Eq)]
 enum Sdk {
     Version(String),
@@ -139,8 +139,6 @@ impl Sdk {
 
     /// The value in `Cargo.toml`.
     fn dependency(&self) -> String {
-        // The escapes of JSON are escapes of TOML.
-        let quoted = |text: &str| serde_json::Value::from(text).to_string();
         match self {
             Self::Version(version) => quoted(version),
             Self::Git(url) => format!("{{ git = {} }}", quoted(url)),
@@ -156,6 +154,11 @@ impl Sdk {
             }
         }
     }
+}
+
+/// The escapes of JSON are escapes of TOML.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 fn ensure_empty(directory: &Path) -> Result<()> {
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_by_the_first_label_and_bad_names_are_refused() {
+    fn files_are_named_by_first_label() {
         assert_eq!(stem("gpu.example.com").unwrap(), "gpu");
         assert_eq!(stem("gpu").unwrap(), "gpu");
         for bad in [
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_goes_to_a_new_or_an_empty_directory_only() {
+    fn driver_needs_new_or_empty_directory() {
         let directory = tempfile::tempdir().unwrap();
         let new = directory.path().join("new");
         run(&args("gpu.example.com", &new)).unwrap();
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sdk_is_a_version_a_repository_or_a_directory_with_the_sdk() {
+    fn sdk_is_version_repository_or_directory() {
         let choose = |text| Sdk::choose(Some(text), Path::new("/nowhere"));
         assert_eq!(choose("0.1").unwrap().dependency(), "\"0.1\"");
         let git = choose("https://example.com/nodedock").unwrap();

@@ -17,7 +17,7 @@ use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 use nodedock_wasm::{driver_config, file_watch, trust};
 
-/// What a layout of this command has, and nothing else.
+/// Entries of a layout that this command wrote; it has no others.
 const LAYOUT_ENTRIES: [&str; 3] = ["blobs", "index.json", "oci-layout"];
 
 #[derive(Args)]
@@ -54,27 +54,23 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
     let Some(stem) = file.file_name().and_then(file_watch::stem) else {
         bail!("{shown} is not named NAME.wasm, by which a daemon finds the driver");
     };
-    let named = |suffix: &str, bytes| ImageFile {
-        name: format!("{stem}{suffix}"),
-        bytes,
-    };
     let bytes = read(file, limit::DRIVER_FILE_BYTES_MAX)?;
-    let mut files = vec![named(".wasm", bytes.clone())];
+    let mut files = vec![image_file(stem, ".wasm", bytes.clone())];
     let mut grant = Grant::empty();
     if let Some(path) = &args.grant {
         let text = read_text(path)?;
         grant = Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?;
-        files.push(named(".grant.yaml", text.into_bytes()));
+        files.push(image_file(stem, ".grant.yaml", text.into_bytes()));
     }
     if let Some(path) = &args.config {
         let text = read_text(path)?;
         driver_config(&text).with_context(|| format!("config {}", path.display()))?;
-        files.push(named(".config.yaml", text.into_bytes()));
+        files.push(image_file(stem, ".config.yaml", text.into_bytes()));
     }
     if let Some(path) = &args.signature {
         let bytes = read(path, limit::SIGNATURE_FILE_BYTES_MAX)?;
         trust::check_signature(&bytes).with_context(|| format!("signature {}", path.display()))?;
-        files.push(named(".wasm.sig", bytes));
+        files.push(image_file(stem, ".wasm.sig", bytes));
     }
     let found = load(file, bytes, &grant).await?;
     let driver = found
@@ -104,6 +100,13 @@ async fn contents(args: &PackageArgs) -> Result<(Vec<ImageFile>, Description)> {
     ))
 }
 
+fn image_file(stem: &str, suffix: &str, bytes: Vec<u8>) -> ImageFile {
+    ImageFile {
+        name: format!("{stem}{suffix}"),
+        bytes,
+    }
+}
+
 fn lines(
     args: &PackageArgs,
     layout: &Layout,
@@ -130,7 +133,7 @@ fn lines(
     .concat()
 }
 
-/// Where the layout goes.
+/// Directory that the layout is written to.
 struct Target {
     path: PathBuf,
     /// There is a layout, which is replaced.
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_goes_to_a_new_place_or_an_empty_one_or_replaces_another() {
+    fn layout_replaces_only_empty_or_layout() {
         let directory = tempfile::tempdir().unwrap();
         let (new, empty) = (directory.path().join("new"), directory.path().join("empty"));
         std::fs::create_dir(&empty).unwrap();
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layout_is_not_replaced() {
+    fn directory_without_layout_is_not_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let refused = |path: &Path| chain(Target::of(path).err().expect("it is refused").as_ref());

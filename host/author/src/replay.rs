@@ -11,7 +11,7 @@ use nodedock_base::clock::rfc3339;
 use nodedock_command::CommandError;
 use nodedock_command::output::{print_text, printable};
 use nodedock_core::recording::file::{RECORDING_BYTES_MAX, Reader};
-use nodedock_core::recording::{Answer, Line, Raw, RecordedCall, Revision};
+use nodedock_core::recording::{CallOutcome, Line, Raw, RecordedCall, Revision};
 use nodedock_model::limit;
 use nodedock_wasm::replay::{Replayed, replay};
 
@@ -162,10 +162,10 @@ fn call_lines(number: usize, call: &RecordedCall<Raw>) -> Vec<String> {
     lines
 }
 
-fn answer_text(answer: &Answer<Raw>) -> String {
+fn answer_text(answer: &CallOutcome<Raw>) -> String {
     match answer {
-        Answer::Returned(value) => value.to_string(),
-        Answer::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
+        CallOutcome::Returned(value) => value.to_string(),
+        CallOutcome::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_counts_what_was_compared_and_what_was_not() {
+    fn summary_counts_replayed_and_skipped_calls() {
         assert_eq!(replayed(2, 0, 0, 0).unwrap(), "2 calls replayed, all equal");
         let partly = replayed(2, 3, 5, 4).unwrap();
         assert_eq!(partly.lines().count(), 4, "{partly}");
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_recording_without_calls_is_an_error() {
+    async fn recording_without_calls_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = String::new;
         let header = Header {

@@ -28,7 +28,7 @@ use nodedockd::app;
 use nodedockd::config::{Config, ConfigFile, Flags};
 use nodedockd::telemetry::{self, LogFormat};
 
-/// Until the daemon's socket is there.
+/// Time between attempts to connect to the daemon's socket.
 const CONNECT_PERIOD: Duration = Duration::from_millis(20);
 /// Characters of a digest that are shown.
 const DIGEST_SHOWN: usize = "sha256:".len() + 12;
@@ -182,9 +182,9 @@ async fn print_changes(root: PathBuf) -> Result<()> {
     };
     print_text(&hint(&location.root))?;
     let mut events = client.watch(v1::WatchRequest {}).await?.into_inner();
-    let mut shown = State::default();
+    let mut shown = DaemonStatus::default();
     loop {
-        let now = State::read(&mut client).await?;
+        let now = DaemonStatus::read(&mut client).await?;
         for line in now.changes(&shown) {
             print_text(&printable(&line))?;
         }
@@ -202,15 +202,15 @@ fn hint(root: &Path) -> String {
     )
 }
 
-/// What is printed of the daemon.
+/// State of the daemon that is printed.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct State {
+struct DaemonStatus {
     drivers: BTreeSet<String>,
-    /// By driver, pool and name: attributes, capacity, health, claims.
+    /// Devices by driver, pool and name: attributes, capacity, health, claims.
     devices: BTreeMap<String, String>,
 }
 
-impl State {
+impl DaemonStatus {
     async fn read(client: &mut Client) -> Result<Self> {
         let drivers = client
             .list_drivers(v1::ListDriversRequest::default())
@@ -298,11 +298,11 @@ fn device(device: &v1::Device) -> (String, String) {
 mod tests {
     use super::*;
 
-    fn state(drivers: &[&str], devices: &[(&str, &str)]) -> State {
+    fn state(drivers: &[&str], devices: &[(&str, &str)]) -> DaemonStatus {
         let devices = devices
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
-        State {
+        DaemonStatus {
             drivers: drivers.iter().map(|text| (*text).to_owned()).collect(),
             devices: devices.collect(),
         }
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn only_what_has_changed_is_printed() {
-        let empty = State::default();
+        let empty = DaemonStatus::default();
         let first = state(&["a is serving"], &[("a/p/x", "{}"), ("a/p/y", "{}")]);
         assert_eq!(
             first.changes(&empty),

@@ -4,32 +4,32 @@
 
 use super::language::Language;
 
-/// What the placeholders of a template stand for.
+/// Values of the placeholders of a template.
 #[derive(Debug)]
 pub(super) struct Values<'a> {
     /// The driver's name.
     pub(super) name: &'a str,
-    /// Of its files.
+    /// Stem of the names of the driver's files.
     pub(super) stem: &'a str,
     /// The dependency on the SDK, as in `Cargo.toml`.
     pub(super) sdk: &'a str,
-    /// For readers of the workflow.
+    /// Note for readers of the workflow.
     pub(super) note: &'a str,
 }
 
 enum Content {
-    /// With placeholders.
+    /// Text with placeholders.
     Text(&'static str),
     Plain(&'static [u8]),
 }
 
 type File = (&'static str, Content);
 
-/// What differs between languages beside the sources.
+/// Differences between languages beside the sources.
 struct Template {
     language: &'static str,
     source: &'static str,
-    /// How to install the tools, for `README.md`.
+    /// Instructions for installing the tools, for `README.md`.
     setup: &'static str,
     /// Steps of the workflow that build the driver.
     build: &'static str,
@@ -194,15 +194,17 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec
         Language::JavaScript => &JAVASCRIPT,
         Language::C => &C,
     };
-    let fill = |text: &str| fill(text, template, values);
-    let file = |(path, content): &File| {
-        let bytes = match content {
-            Content::Text(text) => fill(text).into_bytes(),
-            Content::Plain(bytes) => bytes.to_vec(),
-        };
-        (fill(path), bytes)
-    };
-    COMMON.iter().chain(template.files).map(file).collect()
+    COMMON
+        .iter()
+        .chain(template.files)
+        .map(|(path, content)| {
+            let bytes = match content {
+                Content::Text(text) => fill(text, template, values).into_bytes(),
+                Content::Plain(bytes) => bytes.to_vec(),
+            };
+            (fill(path, template, values), bytes)
+        })
+        .collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn no_placeholder_is_left_and_every_template_has_the_whole_contract() {
+    fn templates_are_filled_and_have_wit() {
         let wit = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit")).unwrap();
         let wit: Vec<_> = wit
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -344,7 +346,7 @@ mod tests {
 
     /// `my-gpu-a100.example.com` became `my-gpu-a100-a100.example.com`: each placeholder was replaced in text that was filled already.
     #[test]
-    fn a_name_and_a_path_that_contain_a_placeholder_stay_as_they_are() {
+    fn placeholders_in_values_are_kept() {
         let sdk = "{ path = \"/src/my-gpu/MY_GPU/@NOTE@/sdk\" }";
         let name = "my-gpu-a100.my-gpu.example.com";
         let values = Values {
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn the_workflow_is_yaml_with_the_steps_of_the_language() {
+    fn workflow_is_yaml_for_its_language() {
         for language in LANGUAGES {
             let text =
                 String::from_utf8(files_of(language)[".github/workflows/driver.yml"].clone())

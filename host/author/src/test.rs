@@ -23,7 +23,7 @@ use nodedock_wasm::{Trigger, WasmDriver};
 const DEVICES_MAX: usize = 64;
 /// Lines around a difference.
 const CONTEXT_LINES: usize = 3;
-/// Of a golden file: a driver may publish some thousand devices.
+/// Maximum size of a golden file: a driver may publish some thousand devices.
 const GOLDEN_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Args)]
@@ -50,14 +50,14 @@ struct Tested {
     driver: DriverName,
     #[serde(flatten)]
     inventory: Inventory,
-    /// By pool and device, like the claims.
+    /// Health by pool and device, like the claims.
     health: BTreeMap<String, String>,
     claims: BTreeMap<String, ClaimResult>,
     /// Beyond the bound of this command; `None`: there are not so many.
     not_prepared: Option<usize>,
 }
 
-/// What became of a claim for one device.
+/// Result of a claim for one device.
 #[derive(Debug, Default, Serialize)]
 struct ClaimResult {
     prepared: Option<PreparedClaim>,
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn empty_fields_are_dropped_and_places_in_lists_are_kept() {
+    fn empty_fields_are_dropped_from_results() {
         let value = serde_json::json!({"a": [], "b": {"c": null}, "d": [{"e": {}}, 1], "f": false, "g": ""});
         let kept = serde_json::json!({"d": [{"e": {}}, 1], "f": false, "g": ""});
         assert_eq!(compact(value), Some(kept));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memo_that_is_text_is_shown_as_text() {
+    fn text_memo_is_shown_as_text() {
         let claim =
             |memo: &str| serde_json::json!({"claims": {"p/d": {"prepared": {"memo": memo}}}});
         for (hex, shown) in [("6d6f6465", "mode"), ("ff00", "ff00"), ("", "")] {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_is_shown_with_the_lines_around_it() {
+    fn difference_is_shown_with_surrounding_lines() {
         let (wanted, text) = ("a\nb\nc\nd\ne\nf\ng\n", "a\nb\nc\nd\ne\nF\ng\n");
         assert_eq!(
             diff("golden.yaml", wanted, text),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_golden_file_is_an_error_that_names_the_flag() {
+    fn missing_golden_file_names_update_flag() {
         let error = compare(Path::new("/nowhere/golden.yaml"), "", "")
             .unwrap_err()
             .to_string();

@@ -19,8 +19,8 @@ use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_core::driver::values::{Journal, NoJournal, Write};
 use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::{Line, RecordedCall, Recordings};
+use nodedock_core::records::SharedClaimTable;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
@@ -39,7 +39,7 @@ pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
 /// Namespace and request of the claims.
 const NAMESPACE: &str = "default";
 const REQUEST: &str = "device";
-/// Of the calls that a tool looks into.
+/// Maximum size of the recordings of calls that a tool inspects.
 const RECORDING_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
@@ -102,12 +102,12 @@ impl SubjectArgs {
 /// The machine and the sandbox on it.
 pub(super) struct Workbench {
     pub(super) host: Arc<WasmHost>,
-    /// Of calls that a tool looks into.
+    /// Recordings of calls that a tool inspects.
     pub(super) recordings: Recordings,
     claims: Arc<SharedClaimTable>,
     /// `None`: on this machine nothing may be written.
     values: Option<Arc<Values>>,
-    /// Of the recorded machine, and of compiled code.
+    /// Directory of the recorded machine and of compiled code.
     _directory: tempfile::TempDir,
 }
 
@@ -334,13 +334,12 @@ impl Drop for TestClaim<'_> {
 
 /// The outcome of the one claim of a call.
 fn one<T>(outcomes: nodedock_core::driver::Outcomes<T>) -> Result<T, Problem> {
-    let missing = || {
+    outcomes.into_values().next().unwrap_or_else(|| {
         Err(Problem::internal(
             ProblemCode::ClaimSkipped,
             "the driver has no outcome for the claim",
         ))
-    };
-    outcomes.into_values().next().unwrap_or_else(missing)
+    })
 }
 
 /// A value that a driver wrote below `/sys`.
@@ -358,7 +357,7 @@ struct Values(Mutex<ValuesState>, Locks<String>);
 #[derive(Default)]
 struct ValuesState {
     writes: Vec<Written>,
-    /// By path: the inode, and the value before the claim's first write.
+    /// Inode, and value before the claim's first write, by path.
     first: BTreeMap<String, (u64, Option<String>)>,
     progress: BTreeMap<Uid, Vec<u8>>,
 }

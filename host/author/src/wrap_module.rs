@@ -8,7 +8,7 @@ use wasi_preview1_component_adapter_provider::{
     WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
 };
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
-use wit_parser::Resolve;
+use wit_parser::{Resolve, WorldId};
 
 use nodedock_base::printable::one_line;
 
@@ -30,30 +30,30 @@ pub(super) fn wrap_module(
     wit: &Path,
     world: &str,
 ) -> Result<Vec<u8>, WrapError> {
-    let bad_wit = |error: &dyn std::fmt::Display| WrapError::Wit {
+    let mut resolve = Resolve::default();
+    let id = select_world(&mut resolve, wit, world).map_err(|error| WrapError::Wit {
         directory: wit.display().to_string(),
         message: one_line(&format!("{error:#}"), LINE_BYTES_MAX),
-    };
-    let mut resolve = Resolve::default();
-    let (package, _) = resolve.push_dir(wit).map_err(|error| bad_wit(&error))?;
-    let id = resolve
-        .select_world(&[package], Some(world))
-        .map_err(|error| bad_wit(&error))?;
-    let bad_module = |error: &dyn std::fmt::Display| WrapError::Module {
+    })?;
+    encode(&mut module, &resolve, id).map_err(|error| WrapError::Module {
         world: world.to_owned(),
         message: one_line(&format!("{error:#}"), LINE_BYTES_MAX),
-    };
-    embed_component_metadata(&mut module, &resolve, id, StringEncoding::UTF8)
-        .map_err(|error| bad_module(&error))?;
-    let encode = || {
-        ComponentEncoder::default()
-            .validate(true)
-            .module(&module)?
-            .adapter(
-                WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
-                WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
-            )?
-            .encode()
-    };
-    encode().map_err(|error| bad_module(&error))
+    })
+}
+
+fn select_world(resolve: &mut Resolve, wit: &Path, world: &str) -> anyhow::Result<WorldId> {
+    let (package, _) = resolve.push_dir(wit)?;
+    resolve.select_world(&[package], Some(world))
+}
+
+fn encode(module: &mut Vec<u8>, resolve: &Resolve, world: WorldId) -> anyhow::Result<Vec<u8>> {
+    embed_component_metadata(module, resolve, world, StringEncoding::UTF8)?;
+    ComponentEncoder::default()
+        .validate(true)
+        .module(module)?
+        .adapter(
+            WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME,
+            WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+        )?
+        .encode()
 }

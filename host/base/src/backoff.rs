@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_the_longest_and_restart_after_a_success() {
+    fn delays_double_and_reset_on_success() {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(120));
         let delays: Vec<_> = (0..10).map(|_| backoff.delay().as_millis()).collect();
         assert_eq!(
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_spread_below_itself_and_above_three_quarters_of_it() {
+    fn delay_is_spread_over_last_quarter() {
         let delay = Duration::from_secs(4);
         assert_eq!(spread(delay, 0), delay);
         assert_eq!(spread(delay, 512), Duration::from_millis(3500));

@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 /// Requests that may wait; further ones wait for a slot.
 const QUEUE: usize = 1024;
 
-/// What carries requests out.
+/// A server that executes requests.
 pub trait Serve: Send + Sync + 'static {
     type Request: Send + 'static;
     type Outcome: Send + 'static;
@@ -22,10 +22,10 @@ pub trait Serve: Send + Sync + 'static {
     /// Carries out requests in their order, and returns the outcome of each. Blocks the thread.
     fn serve(&self, requests: Vec<Self::Request>) -> Vec<Self::Outcome>;
 
-    /// What a request adds to a batch.
+    /// Returns the amount that a request adds to the weight of its batch.
     fn weight(request: &Self::Request) -> usize;
 
-    /// Whether `upkeep` is due after a batch.
+    /// Returns whether `upkeep` is due after a batch.
     fn wants_upkeep(&self) -> bool {
         false
     }
@@ -35,9 +35,9 @@ pub trait Serve: Send + Sync + 'static {
 }
 
 /// Requests in their order. Clones share it.
-pub struct Batches<S: Serve>(Arc<Shared<S>>);
+pub struct Batches<S: Serve>(Arc<BatchServer<S>>);
 
-struct Shared<S: Serve> {
+struct BatchServer<S: Serve> {
     server: S,
     /// A batch that is at least as heavy gets no other request: bounds its time.
     weight_max: usize,
@@ -47,11 +47,11 @@ struct Shared<S: Serve> {
 
 struct Queue<S: Serve> {
     waiting: VecDeque<(S::Request, oneshot::Sender<Turn<S>>)>,
-    /// Whether a leader carries out requests, and passes on when it is done.
+    /// True while a leader executes requests; it passes the lead on when it is done.
     is_led: bool,
 }
 
-/// What a waiting request receives.
+/// The message that a waiting request receives.
 enum Turn<S: Serve> {
     Done(S::Outcome),
     /// It is the first of the waiting ones, and carries them out.
@@ -68,7 +68,7 @@ pub struct Waiting<S: Serve>(oneshot::Receiver<Turn<S>>);
 
 /// The right to carry out requests, with the own one. One that is dropped, since its caller is gone, carries them out all the same.
 pub struct Leader<S: Serve> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<BatchServer<S>>,
     own: Option<S::Request>,
 }
 
@@ -84,7 +84,7 @@ impl<S: Serve> Batches<S> {
             waiting: VecDeque::new(),
             is_led: false,
         });
-        Self(Arc::new(Shared {
+        Self(Arc::new(BatchServer {
             server,
             weight_max,
             queue,
@@ -185,7 +185,7 @@ impl<S: Serve> Drop for Leader<S> {
 }
 
 /// Makes the first of the waiting requests the leader when it is dropped, also by a panic.
-struct Next<S: Serve>(Option<Arc<Shared<S>>>);
+struct Next<S: Serve>(Option<Arc<BatchServer<S>>>);
 
 impl<S: Serve> Next<S> {
     /// Passes on after the upkeep, which runs on a thread of its own.
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_is_carried_out_alone_and_those_that_wait_together_up_to_a_bound() {
+    async fn waiting_requests_form_bounded_batches() {
         let batches = Batches::new(Sums::default(), 3);
         assert_eq!(batches.request(1).await, Some(2));
         let first = leader(&batches, 2);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_whose_caller_is_gone_is_carried_out_and_passes_on() {
+    async fn cancelled_request_does_not_stop_queue() {
         let batches = Batches::new(Sums::default(), 1);
         let first = leader(&batches, 1);
         let mut last = Box::pin(batches.request(3));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn upkeep_comes_between_batches_and_no_caller_waits_for_it() {
+    async fn upkeep_runs_between_batches_without_waiting() {
         let batches = Batches::new(Sums::default(), 1);
         assert_eq!(batches.request(100).await, Some(200));
         // It waits for the upkeep.
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_ends_one_batch_and_the_next_goes_on() {
+    async fn panic_ends_only_its_batch() {
         let batches = Batches::new(Sums::default(), 2);
         let first = leader(&batches, usize::MAX);
         let (mut with_it, mut after) = (Box::pin(batches.request(1)), Box::pin(batches.request(2)));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn requests_from_many_threads_are_all_carried_out_though_some_are_cancelled() {
+    async fn concurrent_requests_complete_despite_cancellation() {
         let batches = Batches::new(Sums::default(), 8);
         let caller = |n: usize| {
             let batches = batches.clone();

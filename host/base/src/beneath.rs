@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_asks_to_repeat_is_repeated_until_the_deadline() {
+    fn interrupted_calls_are_repeated_until_deadline() {
         for errno in [Errno::AGAIN, Errno::INTR] {
             let mut left = 3 * ATTEMPTS_AT_ONCE / 2;
             let until = Instant::now() + Duration::from_secs(60);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_sorted_and_one_more_than_the_bound_shows_that_it_is_exceeded() {
+    fn entries_are_sorted_and_bounded() {
         let directory = tempfile::tempdir().unwrap();
         for name in ["b", "a", "c"] {
             std::fs::write(directory.path().join(name), name).unwrap();

@@ -31,7 +31,7 @@ pub fn thread_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_thread_that_works_uses_cpu_time() {
+    fn busy_thread_uses_cpu_time() {
         let before = super::thread_cpu();
         let mut sum = 0u64;
         while super::thread_cpu() == before {
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_readable_and_absurd_ones_do_no_harm() {
+    fn times_are_formatted_without_overflow() {
         assert_eq!(super::rfc3339(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(super::rfc3339(u64::MAX), u64::MAX.to_string());
     }

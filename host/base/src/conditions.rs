@@ -88,6 +88,17 @@ impl Conditions {
         over.iter().for_each(|subject| self.clear(code, subject));
     }
 
+    /// Sets these conditions of a code, by their subjects, and clears its others. Problems of other codes do not count.
+    pub fn replace(&self, code: ProblemCode, problems: &BTreeMap<String, Problem>) {
+        let is_of_code = |problem: &Problem| problem.code == code;
+        self.retain(code, |subject| {
+            problems.get(subject).is_some_and(is_of_code)
+        });
+        for (subject, problem) in problems.iter().filter(|(_, of)| is_of_code(of)) {
+            self.set(subject, problem.clone());
+        }
+    }
+
     /// Returns the conditions, sorted by code and subject.
     pub fn list(&self) -> Vec<Condition> {
         self.current.lock().values().cloned().collect()
@@ -103,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_is_said_once_and_until_it_is_over() {
+    fn condition_is_published_until_cleared() {
         let changes = Changes::default();
         let mut listener = changes.listen();
         let conditions = Conditions::new(changes);
@@ -124,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_were_not_found_again_are_over() {
+    fn retain_clears_conditions_not_found() {
         let conditions = Conditions::default();
         conditions.set("a", full("no space"));
         conditions.set("b", full("no space"));

@@ -44,7 +44,7 @@ pub fn send(
     )?)
 }
 
-/// What arrived and was not taken yet.
+/// Bytes and descriptors that have been received and not consumed.
 #[derive(Debug, Default)]
 pub struct Received {
     bytes: Vec<u8>,
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn lines_arrive_in_order_with_their_descriptors() {
+    async fn lines_arrive_with_their_descriptors() {
         let (near, far) = UnixStream::pair().unwrap();
         let pairs: Vec<_> = (0..DESCRIPTORS_MAX)
             .map(|_| StdStream::pair().unwrap())
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_without_end_and_too_many_descriptors_are_errors() {
+    async fn endless_line_or_many_descriptors_fail() {
         let (near, far) = UnixStream::pair().unwrap();
         let endless = "x".repeat(LINE_BYTES_MAX + 4096);
         let (sent, received) = tokio::join!(

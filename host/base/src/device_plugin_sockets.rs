@@ -3,7 +3,6 @@
 //! Emits all sockets of the directory whenever one is created, removed or replaced. Never connects to a socket and never deletes one.
 
 use std::collections::BTreeMap;
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -61,14 +60,15 @@ pub fn socket_id(path: &Path) -> Option<SocketId> {
 
 fn look(path: &Path) -> io::Result<Option<SocketId>> {
     let found = file::symlink_metadata(path)?.filter(|found| found.file_type().is_socket());
-    let id = |found: Metadata| {
-        Ok(SocketId {
-            device: found.dev(),
-            inode: found.ino(),
-            made: found.modified()?,
+    found
+        .map(|found| {
+            Ok(SocketId {
+                device: found.dev(),
+                inode: found.ino(),
+                made: found.modified()?,
+            })
         })
-    };
-    found.map(id).transpose()
+        .transpose()
 }
 
 struct PluginDirectory {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn sockets_are_reported_when_they_are_created_removed_and_replaced() {
+    async fn socket_creation_removal_replacement_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("device-plugins");
         let (sender, mut seen) = watch::channel(Arc::default());

@@ -1,11 +1,11 @@
-//! Directories that have the mode that they were made with, whatever the umask is.
+//! Directories that have the mode that they were made with, regardless of the umask.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
-/// Of the missing parents of a directory: they are no directories of the daemon's own.
+/// Mode of the missing parents of a directory, which are not the daemon's own directories.
 const PARENT_MODE: u32 = 0o755;
 
 /// Creates a directory with a mode, and its missing parents with mode 0755. One that exists keeps its mode.
@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_and_its_parents_have_their_modes() {
+    fn directory_and_parents_have_their_modes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/b/c");
         make(&path, 0o700).unwrap();

@@ -7,14 +7,14 @@ use strum::{IntoStaticStr, VariantArray};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Point {
-    /// At start: the checkpoint is read, the CDI directory is not.
+    /// The checkpoint has been read at start, and the CDI directory has not.
     CheckpointOpened,
-    /// At start: a lost checkpoint is rebuilt; the claim manager does not exist yet.
+    /// A lost checkpoint has been rebuilt at start; the claim manager does not exist yet.
     Recovered,
-    /// At start: before the removal of a CDI file without a claim.
+    /// A CDI file without a claim is about to be removed at start.
     OrphanFound,
     OrphanRemoved,
-    /// At start: before the comparison of a claim's CDI files with the checkpoint.
+    /// A claim's CDI files are about to be compared with the checkpoint at start.
     ReconcileClaim,
     PrepareDecided,
     /// The intents are durable.
@@ -44,17 +44,17 @@ pub enum Point {
     KeptWritten,
     /// A new version serves, and the previous version is not stopped yet.
     DriverSwitched,
-    /// Before the call of the version that prepared a claim to unprepare it, since the serving version did not.
+    /// The version that prepared a claim is about to be called to unprepare it, since the serving version did not.
     PredecessorCall,
     /// That version has responded, and the result is in memory only.
     PredecessorAnswered,
     /// The file of a stored driver without claims is removed, and its metadata is not.
     KeptForgotten,
-    /// Before the call of a device plugin to allocate devices.
+    /// A device plugin is about to be called to allocate devices.
     AllocateCall,
     /// The device plugin has responded, and the response is in memory only.
     AllocateAnswered,
-    /// What is decided about an adapter, or known of its devices, is not durable yet.
+    /// A decision about an adapter, or the state of its devices, is not durable yet.
     AdapterDecided,
     /// It is durable, and does not count yet.
     AdapterRecorded,
@@ -70,7 +70,7 @@ pub enum Point {
     BindProbed,
     /// The progress of a driver is durable, and the driver does not know yet.
     ProgressSaved,
-    /// Before the restore of a value below `/sys`.
+    /// A value below `/sys` is about to be restored.
     PutBackBegun,
     /// The value is restored, and that is recorded in memory only.
     PutBackWritten,

@@ -24,29 +24,31 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     File::open(directory_of(path))?.sync_all()
 }
 
-/// What a path leads to; `None` where nothing is. Unlike `Path::is_file`, a look that fails is an error.
+/// Returns the metadata of the file that a path leads to; `None` if nothing exists there. Unlike `Path::is_file`, a lookup that fails is an
+/// error.
 pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
     found(std::fs::metadata(path))
 }
 
-/// What is at a path, without following a link; `None` where nothing is.
+/// Returns the metadata of the file at a path, without following a link; `None` if nothing exists there.
 pub fn symlink_metadata(path: &Path) -> io::Result<Option<Metadata>> {
     found(std::fs::symlink_metadata(path))
 }
 
-/// As `metadata`; `None` also for a link in a circle, and where this process may not look.
+/// Returns the metadata as `metadata` does; `None` also for a circular link, and for a path that this process may not search.
 pub fn reachable(path: &Path) -> io::Result<Option<Metadata>> {
-    let is_loop =
-        |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
     match metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_loop(&error) => {
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) =>
+        {
             Ok(None)
         }
         found => found,
     }
 }
 
-/// Whether a path leads to a regular file.
+/// Returns whether a path leads to a regular file.
 pub fn is_file(path: &Path) -> io::Result<bool> {
     Ok(metadata(path)?.is_some_and(|found| found.is_file()))
 }
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_at_a_path_differs_from_a_look_that_fails() {
+    fn missing_path_differs_from_failed_lookup() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("file"), "").unwrap();
@@ -99,14 +101,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_alone_is_in_the_current_directory() {
+    fn bare_name_is_in_current_directory() {
         for (path, directory) in [("a", "."), ("b/a", "b"), ("/a", "/"), ("./a", ".")] {
             assert_eq!(directory_of(Path::new(path)), Path::new(directory));
         }
     }
 
     #[test]
-    fn a_file_is_replaced_and_a_link_in_the_temporary_s_place_is_not_followed() {
+    fn replaced_file_follows_no_temporary_link() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("theirs"), "theirs").unwrap();

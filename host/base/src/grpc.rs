@@ -42,10 +42,8 @@ pub fn begin<T>(method: &'static str, request: &Request<T>) -> Arc<str> {
         .metadata()
         .get("x-request-id")
         .and_then(|id| id.to_str().ok());
-    let fits =
-        |id: &&str| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic());
     let request_id: Arc<str> = given
-        .filter(fits)
+        .filter(|id| !id.is_empty() && id.len() <= 64 && id.bytes().all(|b| b.is_ascii_graphic()))
         .map_or_else(crate::request::new_id, Into::into);
     let peer = request
         .extensions()

@@ -36,10 +36,10 @@ pub struct Listeners(Arc<Inner>);
 
 struct Inner {
     store: FdStore,
-    state: Mutex<State>,
+    state: Mutex<KeptListeners>,
 }
 
-struct State {
+struct KeptListeners {
     start: String,
     kept: BTreeMap<PathBuf, Kept>,
     /// Another instance has them: their files are not this one's to remove.
@@ -49,7 +49,7 @@ struct State {
 struct Kept {
     listener: OwnedFd,
     id: SocketId,
-    /// Of the listener, where it is stored.
+    /// Name under which the listener is stored.
     name: String,
 }
 
@@ -61,7 +61,7 @@ pub struct Opened {
     pub adopted: bool,
 }
 
-/// Who keeps listeners for the next start of this process.
+/// The store that keeps listeners for the next start of this process.
 enum FdStore {
     None,
     /// `nodedockd run --supervise`.
@@ -79,7 +79,7 @@ impl Default for Listeners {
 
 impl Listeners {
     fn new(store: FdStore, start: String) -> Self {
-        let state = State {
+        let state = KeptListeners {
             start,
             kept: BTreeMap::new(),
             given: false,
@@ -90,7 +90,7 @@ impl Listeners {
         }))
     }
 
-    /// With a name of the process start, for tests.
+    /// Returns listeners with a given name of the process start, for tests.
     pub fn of_start(start: &str) -> Self {
         Self::new(FdStore::None, start.to_owned())
     }
@@ -117,8 +117,11 @@ impl Listeners {
         );
         if has_store {
             // SAFETY: systemd passed these descriptors to this process alone, and nothing else here takes them.
-            let owned = |(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) });
-            listeners.adopt(sd_notify::listen_fds_with_names()?.map(owned).collect());
+            listeners.adopt(
+                sd_notify::listen_fds_with_names()?
+                    .map(|(fd, name)| (name, unsafe { OwnedFd::from_raw_fd(fd) }))
+                    .collect(),
+            );
         }
         Ok((listeners, None))
     }
@@ -138,12 +141,12 @@ impl Listeners {
         self.0.state.lock().start.clone()
     }
 
-    /// Whether a stop of this process may be followed by a start to which its sockets are passed.
+    /// Returns whether a stop of this process may be followed by a start to which its sockets are passed.
     pub fn outlive_a_stop(&self) -> bool {
         matches!(self.0.store, FdStore::Systemd)
     }
 
-    /// Whether a socket is kept, and its file is the same.
+    /// Returns whether the socket of a path is kept and its file is still the same.
     pub fn has(&self, path: &Path) -> bool {
         self.0
             .state
@@ -153,12 +156,12 @@ impl Listeners {
             .is_some_and(|kept| socket_id(path) == Some(kept.id))
     }
 
-    /// Listens on a path, as `socket::bind` does, or goes on listening.
+    /// Listens on a path, as `socket::bind` does, or adopts its listener.
     pub async fn open(&self, path: &Path) -> Result<Opened, BindError> {
         self.open_by(path, &path.with_extension("sock.new")).await
     }
 
-    /// Listens on a path, as `socket::bind_by` does, or goes on listening.
+    /// Listens on a path, as `socket::bind_by` does, or adopts its listener.
     pub async fn open_by(&self, path: &Path, temporary: &Path) -> Result<Opened, BindError> {
         let failed = |source| BindError::Io {
             path: path.to_owned(),
@@ -222,7 +225,8 @@ impl Listeners {
         }
     }
 
-    /// What another instance needs to go on listening: names, and a descriptor for each. They stay here too, for the case that it fails.
+    /// Returns the names of the listeners, and a descriptor for each, so that another instance can continue listening. This process keeps
+    /// them too, in case the other instance fails.
     pub fn give(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let mut state = self.0.state.lock();
         state.given = true;
@@ -265,11 +269,11 @@ impl Listeners {
     }
 }
 
-/// How often the parent has started this process again, and why.
+/// The number of times that the parent has restarted this process, and the reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restarts {
     pub count: u64,
-    /// How the process before ended.
+    /// Description of the end of the previous process.
     pub last: String,
 }
 
@@ -366,7 +370,7 @@ fn nanoseconds(id: SocketId) -> u128 {
         .as_nanos()
 }
 
-/// Whether a text can be the name of a process start.
+/// Returns whether a text can be the name of a process start.
 pub fn is_start(text: &str) -> bool {
     (1..=START_BYTES_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -420,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_parent_keeps_what_is_opened_and_the_next_process_goes_on_listening() {
+    async fn parent_keeps_sockets_for_next_process() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a.sock", "b.sock"].map(|name| dir.path().join(name));
         let (listeners, parent, mut received) = with_parent("one");
@@ -483,8 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_given_to_another_instance_is_not_removed_and_another_socket_in_its_place_is_not_adopted()
-     {
+    async fn handed_over_and_foreign_sockets_stay() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         let listeners = Listeners::of_start("one");
@@ -513,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_parent_should_not_send_is_an_error() {
+    fn invalid_lines_from_parent_are_errors() {
         for sent in ["start many\n", "keep one 1 1 /a.sock\n", ""] {
             let (near, far) = StdStream::pair().unwrap();
             (&far).write_all(sent.as_bytes()).unwrap();
@@ -523,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_they_were_written_and_others_are_not() {
+    fn socket_names_are_parsed_strictly() {
         let id = SocketId {
             device: 1,
             inode: 42,

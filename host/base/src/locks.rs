@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_is_worked_on_by_one_at_a_time_and_others_go_on() {
+    async fn keys_are_locked_independently() {
         let locks = Locks::default();
         let first = locks.take(["a", "b", "a"]).await;
         assert_eq!(first.len(), 2);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_is_cancelled_after_the_key_is_free_leaves_nothing() {
+    async fn cancelled_wait_leaves_no_lock() {
         let locks = Locks::default();
         let held = locks.take(["a"]).await;
         let mut waiting = Box::pin(locks.take(["a"]));

@@ -20,17 +20,16 @@ pub(crate) fn add(path: &Path) {
     paths.insert(path.to_owned());
 }
 
-/// Whether a socket, found by any path, link or mount, is one of this process: by device and inode.
+/// Returns whether a socket, found by any path, link or mount, is one of this process: by device and inode.
 pub fn contains(device: u64, inode: u64) -> bool {
-    let is_same = |path: &PathBuf| {
+    PATHS.lock().iter().any(|path| {
         // no error: what cannot be looked at there is not this socket, which was just found
         path.symlink_metadata()
             .is_ok_and(|found| found.dev() == device && found.ino() == inode)
-    };
-    PATHS.lock().iter().any(is_same)
+    })
 }
 
-/// A socket of another process that was found at a path, whatever is at the path since.
+/// A socket of another process that was found at a path, regardless of later changes at the path.
 #[derive(Debug)]
 pub(crate) struct OtherSocket(OwnedFd);
 

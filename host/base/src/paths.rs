@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nodedock_model::Uid;
 
-/// Where the daemon's files and sockets are.
+/// Paths of the daemon's files and sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
     pub root: PathBuf,
@@ -34,10 +34,10 @@ pub struct Paths {
     pub instance_lock: PathBuf,
     /// The instances that were started on this root, the newest last.
     pub instances: PathBuf,
-    /// Where a newer instance requests the handover from the one that serves.
+    /// Socket at which a newer instance requests the handover from the one that serves.
     pub handover: PathBuf,
     pub cdi: PathBuf,
-    /// Where runtimes look for specs, by priority; `cdi` is read as well.
+    /// Directories in which runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
     /// A recorded machine, if the daemon runs on one.
     pub hardware: PathBuf,

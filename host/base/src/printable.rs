@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_fit_for_a_line_becomes_a_space_and_what_is_too_much_is_left_out() {
+    fn unprintable_characters_become_spaces_within_bound() {
         assert_eq!(
             printable("a\r\nb\u{1b}[31m\0\u{202e}\u{200b}c", 64),
             "a  b [31m   c"
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_and_says_where_it_is_cut() {
+    fn line_is_printable_and_marks_truncation() {
         assert_eq!(one_line("a\r\nb\u{1b}[2J\u{202e}c", 64), "a  b [2J c");
         assert_eq!(one_line("ééé", 3), "é…");
         assert_eq!(one_line("ééé", 6), "ééé");

@@ -202,50 +202,60 @@ impl Process {
         let Some(group) = &self.control_group else {
             return Ok(());
         };
-        let failed = |source| ProcessError::Io {
-            pid: self.pid,
-            source,
-        };
         // A group of another boot is another one.
-        while self.boot_id == boot_id().map_err(failed)? && has_processes(group).map_err(failed)? {
+        while self.is_of_this_boot()?
+            && has_processes(group).map_err(|source| self.failed(source))?
+        {
             sleep(GROUP_LOOK).await;
         }
         Ok(())
     }
 
+    fn is_of_this_boot(&self) -> Result<bool, ProcessError> {
+        let boot = boot_id().map_err(|source| self.failed(source))?;
+        Ok(self.boot_id == boot)
+    }
+
     async fn first_ended(&self) -> Result<(), ProcessError> {
-        let failed = |source| ProcessError::Io {
-            pid: self.pid,
-            source,
-        };
-        if self.boot_id != boot_id().map_err(failed)? {
+        if !self.is_of_this_boot()? {
             return Ok(());
         }
-        if self.pid_namespace != own_namespace().map_err(failed)? {
+        if self.pid_namespace != own_namespace().map_err(|source| self.failed(source))? {
             return Err(ProcessError::OtherNamespace(self.pid));
         }
         let Some(pid) = Pid::from_raw(self.pid) else {
             return Ok(());
         };
         // The number may be that of another program's thread by now, for which there is no descriptor.
-        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+        if start_of(self.pid).map_err(|source| self.failed(source))? != Some(self.start) {
             return Ok(());
         }
         let descriptor: OwnedFd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(descriptor) => descriptor,
             Err(rustix::io::Errno::SRCH) => return Ok(()),
-            Err(error) => return Err(failed(error.into())),
+            Err(error) => return Err(self.failed(error.into())),
         };
         // The descriptor is open by now: if the start is right, it is the process and not a later one.
-        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+        if start_of(self.pid).map_err(|source| self.failed(source))? != Some(self.start) {
             return Ok(());
         }
         // SAFETY: an `OwnedFd` is open, and the same one, until it is dropped, which the `AsyncFd` does.
         let descriptor =
-            unsafe { AsyncFd::register(descriptor) }.map_err(|error| failed(error.into()))?;
+            unsafe { AsyncFd::register(descriptor) }.map_err(|error| self.failed(error.into()))?;
         // It becomes readable once, and is not read.
-        descriptor.readable().await.map_err(failed)?.retain_ready();
+        descriptor
+            .readable()
+            .await
+            .map_err(|source| self.failed(source))?
+            .retain_ready();
         Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> ProcessError {
+        ProcessError::Io {
+            pid: self.pid,
+            source,
+        }
     }
 }
 
@@ -258,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_may_have_as_many_open_files_as_it_may_set() {
+    fn open_file_limit_is_raised() {
         let before = getrlimit(Resource::Nofile);
         let fewer = before.current.map_or(256, |now| now.min(256));
         setrlimit(
@@ -280,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_end_of_a_process_is_noticed_and_another_with_its_number_is_not_taken_for_it() {
+    async fn pid_reuse_hides_no_process_end() {
         let mut child = Command::new("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_free_at_once_and_then_the_rate_holds() {
+    fn burst_is_allowed_then_rate_applies() {
         let start = Instant::now();
         let after = |ms| start + Duration::from_millis(ms);
         let mut bucket = TokenBucket::full(100, 10, start);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_is_left_and_a_clock_that_goes_back_adds_nothing() {
+    fn reserve_is_kept_when_clock_reverses() {
         let start = Instant::now();
         let later = start + Duration::from_secs(1);
         let mut bucket = TokenBucket::full(10, 20, later);

@@ -47,11 +47,11 @@ impl Listener {
         self.0.mark_unchanged();
     }
 
-    /// Whether the signal was sent since it was seen.
+    /// Returns whether the signal was sent since it was last seen.
     ///
     /// # Errors
     ///
-    /// If the sender is gone.
+    /// The sender is gone.
     pub fn has_changed(&self) -> Result<bool, SenderGone> {
         self.0.has_changed().map_err(|_| SenderGone)
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn signals_until_a_listener_reads_count_once() {
+    async fn unread_signals_count_once() {
         let signal = Signal::new();
         signal.send();
         let mut listener = signal.subscribe();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_gone_sender_ends_listeners_after_the_last_signal() {
+    async fn dropped_sender_ends_listeners() {
         let signal = Signal::new();
         let mut listener = signal.subscribe();
         signal.send();

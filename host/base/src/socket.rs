@@ -45,22 +45,27 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
         });
     }
     refuse_occupied(path).await?;
-    let io = |source| BindError::Io {
+
+    let listener = bind_in_place(path, temporary).map_err(|source| BindError::Io {
         path: path.to_owned(),
         source,
-    };
-    match std::fs::remove_file(temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(temporary).map_err(io)?;
-    std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
-    std::fs::rename(temporary, path).map_err(io)?;
+    })?;
     own_sockets::add(path);
     Ok(listener)
 }
 
-/// Removes a socket, whatever process has it open. A file that is not a socket stays.
+fn bind_in_place(path: &Path, temporary: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(temporary)?;
+    std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600))?;
+    std::fs::rename(temporary, path)?;
+    Ok(listener)
+}
+
+/// Removes a socket, regardless of the process that has it open. A file that is not a socket is unchanged.
 pub fn remove(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
     let found = crate::file::symlink_metadata(path);
@@ -160,10 +165,10 @@ async fn channel<G>(socket: &Path, stream: UnixStream, guard: G) -> Result<Chann
 where
     G: Send + Unpin + 'static,
 {
-    let owner = move |_: &[u8]| {
+    let stream = InspectReader::new(stream, move |_| {
         let _ = &guard;
-    };
-    let mut stream = Some(TokioIo::new(InspectReader::new(stream, owner)));
+    });
+    let mut stream = Some(TokioIo::new(stream));
     let connector = tower::service_fn(move |_: Uri| {
         std::future::ready(
             stream
@@ -186,7 +191,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    async fn only_stale_sockets_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         let living = bind(&path).await.unwrap();
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_is_not_called_at_a_socket_of_this_process() {
+    async fn own_socket_is_no_plugin() {
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().join("nodedock.sock");
         let _listener = bind(&own).await.unwrap();
@@ -240,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_in_the_way_and_a_path_too_long_are_named() {
+    async fn occupied_and_overlong_paths_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sock");
         std::fs::write(&path, "precious").unwrap();

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn work_goes_on_when_its_caller_goes_away_and_a_drain_waits_for_it() {
+    async fn work_outlives_caller_and_delays_drain() {
         let tasks = Tasks::new();
         let (go, may_go) = tokio::sync::oneshot::channel::<()>();
         let (done, is_done) = tokio::sync::oneshot::channel();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_gives_its_outcome_and_a_panic_gives_none() {
+    async fn panicked_work_has_no_outcome() {
         let tasks = Tasks::new();
         assert_eq!(tasks.complete("good", async { 7 }).await, Some(7));
         assert_eq!(
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn drain_waits_for_tasks_that_end_until_the_deadline() {
+    async fn drain_waits_until_the_deadline() {
         let tasks = Tasks::new();
         let stopped = tasks.stopped();
         tasks.spawn("good", stopped);

@@ -79,7 +79,7 @@ mod tests {
     use crate::changes::Changes;
 
     #[tokio::test(start_paused = true)]
-    async fn an_occupied_address_is_a_condition_until_it_is_free() {
+    async fn occupied_address_is_reported_and_retried() {
         let occupied = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = occupied.local_addr().unwrap();
         let changes = Changes::default();

@@ -13,20 +13,21 @@ pub fn name(uid: u32) -> Option<String> {
 fn name_in(passwd: &Path, uid: u32) -> Option<String> {
     // no error: the number is shown instead of the name
     let text = std::fs::read_to_string(passwd).ok()?;
-    let of_uid =
-        |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
-    let name = text.lines().find(of_uid)?.split(':').next()?;
+    let name = text
+        .lines()
+        .find(|line| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid))?
+        .split(':')
+        .next()?;
     Some(name.to_owned()).filter(|name| !name.is_empty())
 }
 
 /// Returns the number of a group in a file of the form of `/etc/group`. Groups of a directory service have none there.
 pub fn group_in(groups: &Path, name: &str) -> io::Result<Option<u32>> {
     let text = std::fs::read_to_string(groups)?;
-    let number = |line: &str| {
+    Ok(text.lines().find_map(|line| {
         let mut fields = line.split(':');
         (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
-    };
-    Ok(text.lines().find_map(number))
+    }))
 }
 
 #[cfg(test)]
@@ -34,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_the_name_of_its_line() {
+    fn user_name_is_read_from_passwd() {
         let directory = tempfile::tempdir().unwrap();
         let passwd = directory.path().join("passwd");
         std::fs::write(
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_the_number_of_its_line() {
+    fn group_number_is_read_from_group() {
         let directory = tempfile::tempdir().unwrap();
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\nbad:x:\npodman:x:991:op,podman\nlast").unwrap();

@@ -129,12 +129,14 @@ impl Watches {
         raw: mpsc::Sender<notify::Event>,
     ) -> Self {
         let directories: BTreeSet<PathBuf> = directories.collect();
-        let watched = |directory| Watched {
-            directory,
-            inode: None,
-            complained: false,
-        };
-        let directories = directories.into_iter().map(watched).collect();
+        let directories = directories
+            .into_iter()
+            .map(|directory| Watched {
+                directory,
+                inode: None,
+                complained: false,
+            })
+            .collect();
         Self {
             directories,
             depth,
@@ -207,23 +209,25 @@ fn watcher(
     raw: mpsc::Sender<notify::Event>,
     lost: Arc<AtomicBool>,
 ) -> notify::Result<RecommendedWatcher> {
-    let handle = move |event: notify::Result<notify::Event>| {
-        // What an error hides is found by a list, which an event without a path triggers.
-        let event = event.unwrap_or_else(|error| {
-            if !lost.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    error = chain(&error),
-                    "the watch of a directory has failed, listing it"
-                );
+    RecommendedWatcher::new(
+        move |event: notify::Result<notify::Event>| {
+            // What an error hides is found by a list, which an event without a path triggers.
+            let event = event.unwrap_or_else(|error| {
+                if !lost.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "the watch of a directory has failed, listing it"
+                    );
+                }
+                notify::Event::default()
+            });
+            // An event in a full channel triggers a list, and a list finds everything.
+            if is_change_event(&event) && raw.try_send(event).is_err() {
+                lost.store(true, Ordering::Relaxed);
             }
-            notify::Event::default()
-        });
-        // An event in a full channel triggers a list, and a list finds everything.
-        if is_change_event(&event) && raw.try_send(event).is_err() {
-            lost.store(true, Ordering::Relaxed);
-        }
-    };
-    RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))
+        },
+        Config::default().with_follow_symlinks(false),
+    )
 }
 
 /// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
@@ -238,7 +242,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_new_watch_and_events_without_room_are_gaps() {
+    async fn new_watch_and_overflow_cause_relist() {
         let home = tempfile::tempdir().unwrap();
         let [one, other] = ["one", "other"].map(|name| home.path().join(name));
         std::fs::create_dir(&one).unwrap();

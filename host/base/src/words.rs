@@ -9,7 +9,7 @@ macro_rules! worded {
         pub enum $name { $($(#[$doc])* $variant,)+ }
 
         impl $name {
-            /// In the order of declaration: the index of each is its number.
+            /// All variants in the order of declaration: the index of each is its number.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
             pub fn as_str(self) -> &'static str {

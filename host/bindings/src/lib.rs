@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn c_has_a_header_code_and_the_contract() {
+    fn c_bindings_have_header_and_contract() {
         let files = generate(Language::C, Path::new(CONTRACT), "driver").unwrap();
         let paths: Vec<_> = files.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(paths, ["driver.c", "driver.h", "driver_component_type.o"]);
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn go_has_packages_of_the_projects_module() {
+    fn go_packages_use_the_module_path() {
         let language = Language::Go {
             module: "example.com/gpu",
         };
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contract_that_cannot_be_read_is_named() {
+    fn unreadable_contract_is_named() {
         let error = |wit: &str, world: &str| {
             let error = generate(Language::C, Path::new(wit), world).unwrap_err();
             format!("{error:#}")

@@ -43,7 +43,7 @@ pub(super) async fn run(location: &Location, command: AdapterCommand) -> Result<
     waits(&adapter).map_or(Ok(()), |line| print_text(&line))
 }
 
-/// What keeps an adapter's devices from being offered, or from being offered by the mechanism that is decided.
+/// Returns the reason why an adapter's devices are not offered, or are not offered by the decided mechanism.
 pub(super) fn waits(adapter: &v1::Adapter) -> Option<String> {
     let v1::Adapter {
         mechanism, reason, ..
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_mechanism_offers_is_not_called_not_offered() {
+    fn offered_pool_is_not_called_missing() {
         let adapter = |mechanism: &str, reason: &str| v1::Adapter {
             mechanism: mechanism.to_owned(),
             reason: reason.to_owned(),

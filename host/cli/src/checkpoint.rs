@@ -124,7 +124,6 @@ impl Row for PoolMechanism {
         ("DRIVER", |pool| pool.driver.to_string()),
         ("RESOURCE", |pool| pool.resource.to_string()),
         ("MECHANISM", |pool| pool.mechanism.to_string()),
-        ("CLAIMED", |pool| joined(&pool.claimed)),
     ];
 }
 
@@ -157,9 +156,11 @@ fn changed_values(dump: &Dump) -> Vec<ChangedValue> {
     } in &dump.values
     {
         for (driver, values) in drivers {
-            let row =
-                |value: &KeptValue| (id.clone(), boot_id.clone(), driver.clone(), value.clone());
-            rows.extend(values.iter().map(row));
+            rows.extend(
+                values
+                    .iter()
+                    .map(|value| (id.clone(), boot_id.clone(), driver.clone(), value.clone())),
+            );
         }
     }
     rows

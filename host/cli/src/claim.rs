@@ -53,7 +53,7 @@ pub(super) struct GetArgs {
     filename: Vec<PathBuf>,
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     namespace: String,
-    /// Of all namespaces
+    /// List claims of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["name", "filename"])]
     all_namespaces: bool,
     #[arg(short, long, value_enum, default_value_t)]
@@ -112,8 +112,11 @@ fn documents(files: &[PathBuf]) -> Result<Vec<(String, Value)>> {
         let documents = manifest::documents(file)
             .with_context(|| format!("read {file_name}"))?
             .into_iter();
-        let at = |(index, document)| (format!("{file_name}, object {}", index + 1), document);
-        all.extend(documents.enumerate().map(at));
+        all.extend(
+            documents
+                .enumerate()
+                .map(|(index, document)| (format!("{file_name}, object {}", index + 1), document)),
+        );
     }
     Ok(all)
 }
@@ -212,13 +215,12 @@ struct ClaimRow(Value);
 impl ClaimRow {
     fn state(&self) -> &'static str {
         let Self(claim) = self;
-        let is = |pointer: &str| claim.pointer(pointer).is_some_and(|value| !value.is_null());
         let consumers = claim
             .pointer("/status/reservedFor")
             .and_then(Value::as_array);
         match (
-            is("/metadata/deletionTimestamp"),
-            is("/status/allocation"),
+            is_set(claim, "/metadata/deletionTimestamp"),
+            is_set(claim, "/status/allocation"),
             consumers,
         ) {
             (true, ..) => "deleted",
@@ -227,6 +229,10 @@ impl ClaimRow {
             (false, true, _) => "allocated",
         }
     }
+}
+
+fn is_set(claim: &Value, pointer: &str) -> bool {
+    claim.pointer(pointer).is_some_and(|value| !value.is_null())
 }
 
 impl Row for ClaimRow {
@@ -249,14 +255,17 @@ fn consumers(claim: &Value) -> Vec<String> {
     let consumers = claim
         .pointer("/status/reservedFor")
         .and_then(Value::as_array);
-    let name = |consumer: &Value| {
-        format!(
-            "{}/{}",
-            text(consumer, "/resource"),
-            text(consumer, "/name")
-        )
-    };
-    consumers.into_iter().flatten().map(name).collect()
+    consumers
+        .into_iter()
+        .flatten()
+        .map(|consumer| {
+            format!(
+                "{}/{}",
+                text(consumer, "/resource"),
+                text(consumer, "/name")
+            )
+        })
+        .collect()
 }
 
 async fn get(client: &LocalClient, args: GetArgs) -> Result<()> {
@@ -300,29 +309,23 @@ fn missing(kind: &str, name: &str) -> anyhow::Error {
 
 /// Namespace and name of claims: of the one that is given as `[NAMESPACE/]NAME`, or of those of files.
 fn named(name: Option<&str>, files: &[PathBuf], namespace: &str) -> Result<Vec<(String, String)>> {
-    let or_default = |of: &str| {
-        if of.is_empty() {
-            namespace.to_owned()
-        } else {
-            of.to_owned()
-        }
-    };
     if let Some(name) = name {
         let (of, name) = names::split(name);
-        return Ok(vec![(or_default(&of), name)]);
+        return Ok(vec![(or_default(&of, namespace), name)]);
     }
     let documents = documents(files)?;
     let claims = documents
         .iter()
         .map(|(_, document)| document)
         .filter(|of| text(of, "/kind") == CLAIM);
-    let name = |claim: &Value| {
-        (
-            or_default(text(claim, "/metadata/namespace")),
-            text(claim, "/metadata/name").to_owned(),
-        )
-    };
-    let claims: Vec<_> = claims.map(name).collect();
+    let claims: Vec<_> = claims
+        .map(|claim| {
+            (
+                or_default(text(claim, "/metadata/namespace"), namespace),
+                text(claim, "/metadata/name").to_owned(),
+            )
+        })
+        .collect();
     if claims.is_empty() {
         anyhow::bail!(
             "there is no ResourceClaim in {}",
@@ -330,6 +333,14 @@ fn named(name: Option<&str>, files: &[PathBuf], namespace: &str) -> Result<Vec<(
         );
     }
     Ok(claims)
+}
+
+fn or_default(of: &str, namespace: &str) -> String {
+    if of.is_empty() {
+        namespace.to_owned()
+    } else {
+        of.to_owned()
+    }
 }
 
 async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) -> Result<()> {
@@ -368,31 +379,32 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
 }
 
 fn request_line(request: &Value) -> String {
-    let of = |request: &Value| {
-        let count = match text(request, "/allocationMode") {
-            "All" => "all".to_owned(),
-            _ => request["count"].as_u64().unwrap_or(1).to_string(),
-        };
-        let selectors = request["selectors"].as_array().into_iter().flatten();
-        let selectors: Vec<_> = selectors
-            .map(|selector| text(selector, "/cel/expression").to_owned())
-            .collect();
-        let of_class = format!("{count} of class {}", text(request, "/deviceClassName"));
-        if selectors.is_empty() {
-            of_class
-        } else {
-            format!("{of_class} with {}", selectors.join(" && "))
-        }
-    };
     let wanted = match request["firstAvailable"].as_array() {
         Some(alternatives) => alternatives
             .iter()
-            .map(of)
+            .map(device_request)
             .collect::<Vec<_>>()
             .join(", or "),
-        None => of(&request["exactly"]),
+        None => device_request(&request["exactly"]),
     };
     format!("  request {}: {wanted}", text(request, "/name"))
+}
+
+fn device_request(request: &Value) -> String {
+    let count = match text(request, "/allocationMode") {
+        "All" => "all".to_owned(),
+        _ => request["count"].as_u64().unwrap_or(1).to_string(),
+    };
+    let selectors = request["selectors"].as_array().into_iter().flatten();
+    let selectors: Vec<_> = selectors
+        .map(|selector| text(selector, "/cel/expression").to_owned())
+        .collect();
+    let of_class = format!("{count} of class {}", text(request, "/deviceClassName"));
+    if selectors.is_empty() {
+        of_class
+    } else {
+        format!("{of_class} with {}", selectors.join(" && "))
+    }
 }
 
 async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
@@ -427,9 +439,9 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
     }
     let most = Duration::from_secs(args.timeout);
     for claim in claims {
-        let of_claim = |field: &str| text(&claim, &format!("/metadata/{field}")).to_owned();
-        let (namespace, name, uid) = (of_claim("namespace"), of_claim("name"), of_claim("uid"));
-        if args.timeout == 0 || client.until_gone(&namespace, &name, &uid, most).await {
+        let [namespace, name, uid] = ["/metadata/namespace", "/metadata/name", "/metadata/uid"]
+            .map(|field| text(&claim, field));
+        if args.timeout == 0 || client.until_gone(namespace, name, uid, most).await {
             print_text(&format!("claim {} deleted", of(&claim)))?;
         } else {
             is_done = false;
@@ -447,7 +459,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_is_a_row_with_its_state_and_devices() {
+    fn claim_row_has_state_and_devices() {
         let claim = |status: Value| {
             ClaimRow(
                 json!({ "metadata": { "namespace": "default", "name": "one" }, "status": status }),
@@ -478,8 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_files_are_in_the_given_namespace_unless_they_name_one_and_other_objects_are_none()
-    {
+    fn file_claims_get_the_given_namespace() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("all.yaml");
         let claim = |metadata: &str| format!("kind: ResourceClaim\nmetadata: {metadata}\n---\n");

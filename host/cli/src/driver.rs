@@ -20,7 +20,7 @@ pub(super) enum DriverCommand {
     /// Give a driver's name to another source that describes it, such as a renamed file or an image
     Assign {
         name: String,
-        /// As `nodedock get drivers` shows it
+        /// Source, as `nodedock get drivers` shows it
         source: String,
     },
 }

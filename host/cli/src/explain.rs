@@ -119,7 +119,7 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
     print_text(&join([lines, adapter].concat()))
 }
 
-/// What an adapter does with a resource, and the devices that it cannot offer yet.
+/// Describes an adapter's use of a resource, and the devices that it cannot offer yet.
 fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
     let v1::Adapter {
         driver,
@@ -188,13 +188,10 @@ fn resource_lines(
             "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
         ));
     }
-    let is_about = |condition: &&v1::Condition| {
-        condition.subject == *name || pools.contains(&condition.subject)
-    };
     lines.extend(
         conditions
             .iter()
-            .filter(is_about)
+            .filter(|condition| condition.subject == *name || pools.contains(&condition.subject))
             .flat_map(|condition| describe::problem(&condition.problem, "  ")),
     );
     lines
@@ -250,10 +247,10 @@ fn driver_lines(driver: &v1::Driver) -> Vec<String> {
             .iter()
             .map(|missing| format!("  not granted: {missing}")),
     );
-    let is_judged = |trust: &&v1::DriverTrust| {
-        trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty()
-    };
-    let trust = driver.trust.as_ref().filter(is_judged);
+    let trust = driver
+        .trust
+        .as_ref()
+        .filter(|trust| trust.mode != "off" || !trust.key.is_empty() || !trust.pin.is_empty());
     lines.extend(trust.map(|trust| format!("  trust: {}", describe::trust(trust))));
     if driver.discovered_ms > 0 {
         lines.push(format!(
@@ -316,7 +313,7 @@ struct Explained<'a> {
     refused: &'a [v1::RefusedClaim],
     /// Released by an operator.
     released: &'a [v1::ReleasedClaim],
-    /// Of the local API, and not allocated.
+    /// Claims of the local API that are not allocated.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     waiting: &'a [v1::WaitingClaim],
 }
@@ -366,23 +363,24 @@ pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
         .as_ref()
         .map(describe::object)
         .unwrap_or_default();
-    let device = |excluded: &v1::ExcludedDevice| {
-        let v1::ExcludedDevice {
-            request,
-            driver,
-            pool,
-            device,
-            reason,
-        } = excluded;
-        format!("  request {request}: {driver}/{pool}/{device}: {reason}")
-    };
     let first = format!("claim {id} is not allocated: {}", waiting.reason);
     let more = waiting.more.then(|| "  and more devices".to_owned());
     [first]
         .into_iter()
-        .chain(waiting.excluded.iter().map(device))
+        .chain(waiting.excluded.iter().map(excluded_device))
         .chain(more)
         .collect()
+}
+
+fn excluded_device(excluded: &v1::ExcludedDevice) -> String {
+    let v1::ExcludedDevice {
+        request,
+        driver,
+        pool,
+        device,
+        reason,
+    } = excluded;
+    format!("  request {request}: {driver}/{pool}/{device}: {reason}")
 }
 
 impl<'a> Claim<'a> {
@@ -546,24 +544,28 @@ fn pod_lines(pods: &[v1::ObjectRef]) -> impl Iterator<Item = String> {
         .map(|pod| format!("  in use by pod {}", describe::object(pod)))
 }
 
-/// When a claim came into its state: the newest entry that begins it and all that follow do not leave it.
+/// Returns the time at which a claim entered its state: that of the newest entry that begins the state and that no later entry leaves.
 fn since(state: &str, timeline: &[v1::Transition]) -> Option<u64> {
-    let begins = |entry: &&v1::Transition| match state {
-        "unpreparing" => matches!(entry.what.as_str(), "unpreparing" | "rolled back"),
-        "prepared" => entry.what == "prepared",
-        _ => entry.what.starts_with("preparing"),
-    };
     let begin = match state {
         // Each repeated request is an entry of its own: the first after another state counts.
         "preparing" => {
-            let ended =
-                |entry: &v1::Transition| matches!(entry.what.as_str(), "prepared" | "unpreparing");
-            let from = timeline.iter().rposition(ended).map_or(0, |at| at + 1);
-            timeline[from..].iter().find(begins)
+            let from = timeline
+                .iter()
+                .rposition(|entry| matches!(entry.what.as_str(), "prepared" | "unpreparing"))
+                .map_or(0, |at| at + 1);
+            timeline[from..].iter().find(|entry| begins(entry, state))
         }
-        _ => timeline.iter().rev().find(begins),
+        _ => timeline.iter().rev().find(|entry| begins(entry, state)),
     };
     begin.map(|entry| entry.at_ms)
+}
+
+fn begins(entry: &v1::Transition, state: &str) -> bool {
+    match state {
+        "unpreparing" => matches!(entry.what.as_str(), "unpreparing" | "rolled back"),
+        "prepared" => entry.what == "prepared",
+        _ => entry.what.starts_with("preparing"),
+    }
 }
 
 fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> {
@@ -589,7 +591,7 @@ fn next_step(claim: &v1::ObjectRef, driver: &v1::ClaimDriver) -> Option<String> 
     })
 }
 
-/// When a prepare of the claim's pod can succeed.
+/// Describes the time at which a prepare of the claim's pod can succeed.
 fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
     match retry.when.as_str() {
         "at" => format!(
@@ -609,7 +611,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_without_kubernetes_is_not_explained_by_a_kubelet() {
+    fn standalone_adapter_explanation_mentions_no_kubelet() {
         let lines = |mechanism: &str| {
             let (mechanism, reason) = (mechanism.to_owned(), "the plugin is gone".to_owned());
             adapter_lines(&v1::Adapter {
@@ -632,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_is_explained_by_its_mechanism_its_class_and_its_conditions() {
+    fn resource_explanation_has_mechanism_and_conditions() {
         let resource = v1::Resource {
             name: "example.com/gpu".into(),
             driver: "gpu.example.com".into(),
@@ -682,7 +684,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_gone_is_explained_by_its_claims() {
+    fn missing_driver_is_explained_by_claims() {
         let part = |driver: &str| v1::ClaimDriver {
             driver: driver.to_owned(),
             state: "prepared".to_owned(),
@@ -710,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_as_old_as_the_entry_that_began_it() {
+    fn state_age_counts_from_its_entry() {
         let history = [
             entry(1, "preparing"),
             entry(2, "refused by driver"),

@@ -207,8 +207,10 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
                 .get_capacity(v1::GetCapacityRequest {})
                 .await?
                 .into_inner();
-            let named = |resource: &v1::Resource| name.is_empty() || resource.name == name;
-            let resources: Vec<_> = resources(answer).into_iter().filter(named).collect();
+            let resources: Vec<_> = resources(answer)
+                .into_iter()
+                .filter(|resource| name.is_empty() || resource.name == name)
+                .collect();
             list(format, &resources, "no extended resources")
         }
         What::Deviceclasses => {
@@ -221,12 +223,14 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
                 .iter()
                 .filter_map(ClassOfResource::of)
                 .collect();
-            let named = |class: &ClassOfResource| {
-                name.is_empty()
-                    || class_name(&class.resource) == name
-                    || class.resource.as_str() == name
-            };
-            let classes: Vec<_> = classes.into_iter().filter(named).collect();
+            let classes: Vec<_> = classes
+                .into_iter()
+                .filter(|class| {
+                    name.is_empty()
+                        || class_name(&class.resource) == name
+                        || class.resource.as_str() == name
+                })
+                .collect();
             if let (true, Some(kubeconfig)) = (args.apply, &args.kubeconfig) {
                 apply(&classes, kubeconfig).await?;
                 return Ok(!classes.is_empty());
@@ -244,10 +248,13 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
                 .list_adapters(v1::ListAdaptersRequest {})
                 .await?
                 .into_inner();
-            let named = |adapter: &v1::Adapter| {
-                name.is_empty() || adapter.driver == name || adapter.resource == name
-            };
-            let adapters: Vec<_> = answer.adapters.into_iter().filter(named).collect();
+            let adapters: Vec<_> = answer
+                .adapters
+                .into_iter()
+                .filter(|adapter| {
+                    name.is_empty() || adapter.driver == name || adapter.resource == name
+                })
+                .collect();
             list(format, &adapters, "no adapters of device plugins")
         }
         What::Node => {
@@ -255,14 +262,14 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             if !name.is_empty() && name != node.name {
                 return Ok(false);
             }
-            let text = || {
+            print(format, &node, || {
                 let conditions = table(format, &node.conditions, "the node has no problems");
                 format!(
                     "{}\n\n{conditions}",
                     table(format, std::slice::from_ref(&node), "")
                 )
-            };
-            print(format, &node, text).map(|()| true)
+            })
+            .map(|()| true)
         }
     }
 }
@@ -294,14 +301,16 @@ async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
         return Err(CommandError::usage("slices are listed, not watched", hint).into());
     }
     let name = args.name.clone().unwrap_or_default();
-    let named = |slice: &Value| {
-        name.is_empty()
-            || ["/metadata/name", "/spec/driver", "/spec/pool/name"]
-                .iter()
-                .any(|at| text(slice, at) == name)
-    };
     let listed = local_api::connect(location).await?.slices().await?;
-    let listed: Vec<_> = listed.into_iter().filter(named).collect();
+    let listed: Vec<_> = listed
+        .into_iter()
+        .filter(|slice| {
+            name.is_empty()
+                || ["/metadata/name", "/spec/driver", "/spec/pool/name"]
+                    .iter()
+                    .any(|at| text(slice, at) == name)
+        })
+        .collect();
     let rows: Vec<_> = listed.iter().cloned().map(Slice).collect();
     print(args.output, &listed, || {
         table(args.output, &rows, "no slices")
@@ -411,8 +420,8 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
     driver
 }
 
-/// Whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool has the name of
-/// the node, or not.
+/// Returns whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool may be
+/// named with or without the name of the node.
 fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
     let v1::Device {
         driver,
@@ -424,10 +433,6 @@ fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
     let in_node = pool
         .strip_prefix(node)
         .and_then(|rest| rest.strip_prefix('/'));
-    let of_pool = |pool: &str| {
-        let device = format!("{pool}/{name}");
-        [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
-    };
     wanted.is_empty()
         || [driver, extended_resource, name]
             .into_iter()
@@ -435,7 +440,10 @@ fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
         || [Some(pool.as_str()), in_node]
             .into_iter()
             .flatten()
-            .any(of_pool)
+            .any(|pool| {
+                let device = format!("{pool}/{name}");
+                [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
+            })
 }
 
 fn is_pod(status: &v1::PodStatus, wanted: &str) -> bool {
@@ -476,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removed_resource_is_listed_among_the_others_with_no_devices() {
+    fn removed_resources_are_listed_without_devices() {
         let there = v1::Resource {
             name: "b.dev/b".to_owned(),
             capacity: 3,
@@ -523,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_of_resources_of_drivers_in_a_list_that_kubectl_reads() {
+    fn class_list_covers_resources_of_drivers() {
         let resource = |name: &str, driver: &str| v1::Resource {
             name: name.to_owned(),
             driver: driver.to_owned(),

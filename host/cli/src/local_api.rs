@@ -13,7 +13,7 @@ use nodedock_base::file;
 use nodedock_base::paths::Paths;
 use nodedockd::app::KeptIdentity;
 
-/// Of a file that may be replaced: one of this command has some 2 kB.
+/// Maximum size of a file that may be replaced: one of this command has some 2 kB.
 const KUBECONFIG_BYTES_MAX: u64 = 64 << 10;
 
 /// Connects to the socket of the local API, beside the daemon's own.
@@ -67,16 +67,18 @@ fn write_kubeconfig(path: &Path, text: &str) -> Result<()> {
     file::replace(path, text.as_bytes()).with_context(|| format!("write {shown}"))
 }
 
-/// Whether a file is a kubeconfig of this command, and nothing was added to it.
+/// Returns whether a file is a kubeconfig of this command to which nothing was added.
 fn is_kubeconfig(path: &Path) -> Result<bool> {
     let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     // Another text is another program's.
     let Ok(found) = serde_json::from_slice::<Value>(&text) else {
         return Ok(false);
     };
-    let has_one = |list: &str| found[list].as_array().is_some_and(|list| list.len() == 1);
     let is_named = found["current-context"] == nodedock_apiserver::KUBECONFIG_NAME;
-    Ok(is_named && ["clusters", "users", "contexts"].into_iter().all(has_one))
+    Ok(is_named
+        && ["clusters", "users", "contexts"]
+            .into_iter()
+            .all(|list| found[list].as_array().is_some_and(|list| list.len() == 1)))
 }
 
 /// A text of an object; empty if it is not there.
@@ -92,12 +94,15 @@ pub(super) fn devices(claim: &Value) -> Vec<String> {
     let results = claim
         .pointer("/status/allocation/devices/results")
         .and_then(Value::as_array);
-    let name = |of: &Value| {
-        ["/driver", "/pool", "/device"]
-            .map(|field| text(of, field).to_owned())
-            .join("/")
-    };
-    results.into_iter().flatten().map(name).collect()
+    results
+        .into_iter()
+        .flatten()
+        .map(|of| {
+            ["/driver", "/pool", "/device"]
+                .map(|field| text(of, field).to_owned())
+                .join("/")
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -119,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_is_written_for_its_user_alone_and_replaced() {
+    fn kubeconfig_is_private_and_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("kubeconfig");
         write_kubeconfig(&path, &text("one")).unwrap();
@@ -138,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_program_is_not_replaced() {
+    fn foreign_file_is_not_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let extended =

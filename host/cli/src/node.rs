@@ -17,9 +17,9 @@ use super::output::{print_error, printable};
 
 /// Characters of a path in the line that shows progress.
 const PROGRESS_PATH_CHARS: usize = 60;
-/// Of a snapshot without identifiers, which root records and others test with; the umask takes from it.
+/// Mode of a snapshot without identifiers, which root records and other users test with; before the umask.
 const PUBLIC_MODE: u32 = 0o666;
-/// Of a snapshot that identifies the machine.
+/// Mode of a snapshot that identifies the machine.
 const PRIVATE_MODE: u32 = 0o600;
 
 #[derive(Subcommand)]
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_file_decides_how_it_is_written() {
+    fn file_name_decides_archive_format() {
         let directory = machine();
         for (name, start) in [
             ("m.tar", *b"ma"),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_file_is_replaced_only_by_force() {
+    fn existing_file_needs_force_for_replacement() {
         let directory = machine();
         let mut args = args(&directory, "m.tar");
         std::fs::write(&args.file, "theirs").unwrap();
@@ -278,7 +278,7 @@ mod tests {
 
     /// `sudo nodedock node snapshot` left a file that the user could not read in the next step.
     #[test]
-    fn a_snapshot_without_identifiers_has_the_mode_of_any_new_file_and_another_is_private() {
+    fn only_snapshots_with_identifiers_are_private() {
         let directory = machine();
         let mode = |file: &Path| file.metadata().unwrap().permissions().mode() & 0o777;
         let any = directory.path().join("any");
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_machine_and_no_place_for_a_file_is_an_error() {
+    fn missing_directories_are_errors() {
         let directory = machine();
         let nowhere = args(&directory, "nowhere/m.tar");
         let error = chain(snapshot(&nowhere).unwrap_err().as_ref());
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_what_is_missing_and_what_was_replaced() {
+    fn summary_lists_skipped_and_redacted() {
         let mut summary = Summary::default();
         summary
             .skipped

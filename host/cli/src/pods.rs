@@ -20,7 +20,7 @@ use nodedock_model::{
 };
 use nodedockd::convert;
 
-use answer::{Answer, finish};
+use answer::{PodOutput, finish};
 
 /// Name of the container of a composed pod, and of its claim in the pod.
 const CONTAINER: &str = "main";
@@ -100,17 +100,20 @@ pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()
     }
     let mut answers = Vec::with_capacity(pods.len());
     for pod in &pods {
-        let of_pod = |claim: &&Claim| {
-            claim.id.namespace == pod.pod.namespace
-                && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
-        };
-        let inline: Vec<_> = claims.iter().filter(of_pod).cloned().collect();
+        let inline: Vec<_> = claims
+            .iter()
+            .filter(|claim| {
+                claim.id.namespace == pod.pod.namespace
+                    && pod.claims.iter().any(|c| c.claim_name == claim.id.name)
+            })
+            .cloned()
+            .collect();
         let answer = client
             .prepare_pod(convert::pod_message(pod, &inline))
             .await?
             .into_inner();
         let failed = start_containers(&mut client, &answer).await?;
-        answers.push(Answer::prepared(answer, failed));
+        answers.push(PodOutput::prepared(answer, failed));
     }
     finish(&answers, args.output)
 }
@@ -128,7 +131,7 @@ pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Resul
         .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
         .await?
         .into_inner();
-    finish(&[Answer::unprepared(answer)], args.output)
+    finish(&[PodOutput::unprepared(answer)], args.output)
 }
 
 /// Does what a runtime does before it starts a container, for each container of a prepared pod, and returns the errors.
@@ -188,29 +191,20 @@ fn compose(
         .enumerate()
         .map(|(index, text)| device(index, text))
         .collect::<Result<Vec<_>, _>>()?;
-    let named =
-        |error: nodedock_model::NameError| CommandError::usage(error.to_string(), NAME_HINT);
-    let in_node = |pool: &str| {
-        pool.strip_prefix(node)
-            .and_then(|rest| rest.strip_prefix('/'))
-            .map(str::to_owned)
-    };
-    let pool =
-        |of: &AllocatedDevice| in_node(of.pool.as_str()).unwrap_or_else(|| of.pool.to_string());
     let names: Vec<_> = devices
         .iter()
-        .map(|d| format!("{}/{}/{}", d.driver, pool(d), d.device))
+        .map(|d| format!("{}/{}/{}", d.driver, pool_of(d, node), d.device))
         .collect();
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
     let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
     let short: String = claim_uid.as_str().chars().take(8).collect();
-    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let namespace = ObjectName::new(namespace).map_err(bad_name)?;
     let pod = ObjectRef {
         namespace: namespace.clone(),
-        name: ObjectName::new(pod).map_err(named)?,
+        name: ObjectName::new(pod).map_err(bad_name)?,
         uid: pod_uid,
     };
-    let claim_name = ObjectName::new(format!("{}-{short}", pod.name)).map_err(named)?;
+    let claim_name = ObjectName::new(format!("{}-{short}", pod.name)).map_err(bad_name)?;
     let claim = Claim {
         id: ObjectRef {
             namespace,
@@ -251,6 +245,20 @@ fn compose(
     })
 }
 
+fn bad_name(error: nodedock_model::NameError) -> CommandError {
+    CommandError::usage(error.to_string(), NAME_HINT)
+}
+
+fn pool_of(of: &AllocatedDevice, node: &str) -> String {
+    pool_in_node(node, of.pool.as_str()).unwrap_or_else(|| of.pool.to_string())
+}
+
+fn pool_in_node(node: &str, pool: &str) -> Option<String> {
+    pool.strip_prefix(node)
+        .and_then(|rest| rest.strip_prefix('/'))
+        .map(str::to_owned)
+}
+
 /// Makes one request of all devices of each driver that is a device plugin. Such a plugin answers for the devices of a container together, often with one
 /// variable that names all of them.
 fn join_requests(claims: &mut [Claim], is_adapter: impl Fn(&DriverName) -> bool) {
@@ -277,20 +285,18 @@ const NAME_HINT: &str =
 
 /// Composes a pod whose container has claims of the local API. Its UID is derived from its name, as that of a pod with devices.
 fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects, CommandError> {
-    let named =
-        |error: nodedock_model::NameError| CommandError::usage(error.to_string(), NAME_HINT);
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
-    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let namespace = ObjectName::new(namespace).map_err(bad_name)?;
     let pod = ObjectRef {
         namespace,
-        name: ObjectName::new(pod).map_err(named)?,
+        name: ObjectName::new(pod).map_err(bad_name)?,
         uid: pod_uid,
     };
     let names = claims
         .iter()
         .map(ObjectName::new)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(named)?;
+        .map_err(bad_name)?;
     Ok(Objects {
         claims: Vec::new(),
         pods: vec![request_for(pod, names)],
@@ -299,21 +305,25 @@ fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects
 
 /// A pod of one container with all of these claims.
 pub(super) fn request_for(pod: ObjectRef, claims: Vec<ObjectName>) -> PodRequest {
-    let uses = |claim: &ObjectName| ContainerClaim {
-        pod_claim_name: claim.to_string(),
-        request: None,
-    };
     let container = PodContainer {
         name: CONTAINER.to_owned(),
-        claims: claims.iter().map(uses).collect(),
+        claims: claims
+            .iter()
+            .map(|claim| ContainerClaim {
+                pod_claim_name: claim.to_string(),
+                request: None,
+            })
+            .collect(),
         ..PodContainer::default()
     };
-    let reference = |claim_name: ObjectName| ClaimReference {
-        pod_claim_name: claim_name.to_string(),
-        claim_name,
-        claim_uid: None,
-    };
-    let claims = claims.into_iter().map(reference).collect();
+    let claims = claims
+        .into_iter()
+        .map(|claim_name| ClaimReference {
+            pod_claim_name: claim_name.to_string(),
+            claim_name,
+            claim_uid: None,
+        })
+        .collect();
     PodRequest {
         pod,
         pod_group: None,
@@ -360,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
+    fn composed_claim_depends_on_its_devices() {
         let compose =
             |device: &str| compose("default", "demo", &[device.to_owned()], "node-1").unwrap();
         let (one, again, other) = (
@@ -381,7 +391,7 @@ mod tests {
 
     /// Two Allocates for one container set its variable twice, and a runtime kept the last.
     #[test]
-    fn devices_of_a_device_plugin_are_one_request_and_those_of_other_drivers_have_their_own() {
+    fn device_plugin_devices_share_one_request() {
         let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
         let mut claims = compose("default", "demo", &devices, "node-1")
             .unwrap()
@@ -405,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_not_the_name_of_a_device_is_a_usage_error() {
+    fn invalid_device_name_is_usage_error() {
         for bad in [
             "",
             "d.dev",

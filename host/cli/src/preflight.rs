@@ -32,10 +32,10 @@ pub(super) struct PreflightArgs {
     output: Format,
 }
 
-/// Of a check.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum CheckStatus {
     Ok,
     /// It works in part, or may not work.
     Warning,
@@ -44,7 +44,7 @@ enum Verdict {
     Unknown,
 }
 
-impl Verdict {
+impl CheckStatus {
     fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -58,13 +58,13 @@ impl Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Check {
     name: &'static str,
-    verdict: Verdict,
-    /// What was found, and what to do about it.
+    verdict: CheckStatus,
+    /// The finding, and the remedy.
     finding: String,
 }
 
 impl Check {
-    fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Self {
+    fn new(name: &'static str, verdict: CheckStatus, finding: impl Into<String>) -> Self {
         Self {
             name,
             verdict,
@@ -87,7 +87,11 @@ pub(super) async fn run(location: &Location, args: PreflightArgs) -> Result<()> 
     output::print(args.output, &checks, || {
         output::table(args.output, &checks, "")
     })?;
-    CommandError::unless_done(checks.iter().all(|check| check.verdict != Verdict::Failed))
+    CommandError::unless_done(
+        checks
+            .iter()
+            .all(|check| check.verdict != CheckStatus::Failed),
+    )
 }
 
 /// Carries out all checks for a daemon of this configuration.
@@ -104,7 +108,7 @@ async fn checks(config: &Config) -> Vec<Check> {
     match &config.kubernetes {
         None => checks.push(Check::new(
             "Kubernetes",
-            Verdict::Ok,
+            CheckStatus::Ok,
             "not used; --kubernetes turns it on",
         )),
         Some(kubernetes) => {
@@ -120,28 +124,30 @@ fn writable(name: &'static str, path: &Path) -> Check {
     let shown = path.display();
     let (existing, found) = match first_existing(path) {
         Ok(Some(existing)) => existing,
-        Ok(None) => return Check::new(name, Verdict::Failed, format!("{shown} cannot be made")),
-        Err(error) => return Check::new(name, Verdict::Failed, format!("{shown}: {error}")),
+        Ok(None) => {
+            return Check::new(name, CheckStatus::Failed, format!("{shown} cannot be made"));
+        }
+        Err(error) => return Check::new(name, CheckStatus::Failed, format!("{shown}: {error}")),
     };
     if !found.is_dir() {
         return Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{} is not a directory", existing.display()),
         );
     }
     match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
         Ok(()) if existing == path => {
-            Check::new(name, Verdict::Ok, format!("{shown} can be written"))
+            Check::new(name, CheckStatus::Ok, format!("{shown} can be written"))
         }
         Ok(()) => Check::new(
             name,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{shown} is made when the daemon starts"),
         ),
         Err(error) => Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{} cannot be written: {error}", existing.display()),
         ),
     }
@@ -157,7 +163,7 @@ fn first_existing(path: &Path) -> std::io::Result<Option<(&Path, Metadata)>> {
     Ok(None)
 }
 
-/// Whether runtimes look where the daemon writes, as far as its own config says.
+/// Checks whether runtimes look in the directory that the daemon writes, according to the daemon's own config.
 fn spec_directories(paths: &Paths) -> Check {
     let (cdi, read) = (&paths.cdi, &paths.cdi_spec_dirs);
     let listed = read
@@ -168,12 +174,12 @@ fn spec_directories(paths: &Paths) -> Check {
     match read.iter().any(|path| is_same(path, cdi)) {
         true => Check::new(
             "CDI search path",
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{} is in {listed}", cdi.display()),
         ),
         false => Check::new(
             "CDI search path",
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!(
                 "runtimes look in {listed}, and not in {}: set cdiDir or cdiSpecDirs",
                 cdi.display()
@@ -182,22 +188,23 @@ fn spec_directories(paths: &Paths) -> Check {
     }
 }
 
-/// Whether two paths are the same directory: `/var/run` is a link to `/run`.
+/// Returns whether two paths are the same directory: `/var/run` is a link to `/run`.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let real = |path: &Path| -> PathBuf {
-        // no error: a path that cannot be followed is compared as it is
-        let existing = first_existing(path)
-            .ok()
-            .flatten()
-            .map_or(path, |(existing, _)| existing);
-        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
-        // no error: the same
-        existing
-            .canonicalize()
-            .unwrap_or_else(|_| existing.to_owned())
-            .join(rest)
-    };
     real(a) == real(b)
+}
+
+fn real(path: &Path) -> PathBuf {
+    // no error: a path that cannot be followed is compared as it is
+    let existing = first_existing(path)
+        .ok()
+        .flatten()
+        .map_or(path, |(existing, _)| existing);
+    let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+    // no error: the same
+    existing
+        .canonicalize()
+        .unwrap_or_else(|_| existing.to_owned())
+        .join(rest)
 }
 
 fn state_directory(paths: &Paths, root: &Path) -> Check {
@@ -211,9 +218,9 @@ fn state_directory(paths: &Paths, root: &Path) -> Check {
                 "other users can change files of the daemon: {}",
                 faults.join("; ")
             );
-            Check::new(NAME, Verdict::Failed, finding)
+            Check::new(NAME, CheckStatus::Failed, finding)
         }
-        Err(error) => Check::new(NAME, Verdict::Failed, chain(error.as_ref())),
+        Err(error) => Check::new(NAME, CheckStatus::Failed, chain(error.as_ref())),
     }
 }
 
@@ -225,29 +232,31 @@ fn drivers_directory(path: &Path) -> Check {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Check::new(
             NAME,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{shown} is made when the daemon starts"),
         ),
-        Err(error) => Check::new(NAME, Verdict::Failed, format!("{shown}: {error}")),
-        Ok(found) if !found.is_dir() => {
-            Check::new(NAME, Verdict::Failed, format!("{shown} is not a directory"))
-        }
+        Err(error) => Check::new(NAME, CheckStatus::Failed, format!("{shown}: {error}")),
+        Ok(found) if !found.is_dir() => Check::new(
+            NAME,
+            CheckStatus::Failed,
+            format!("{shown} is not a directory"),
+        ),
         Ok(found) if found.mode() & 0o022 != 0 => {
             let mode = found.mode() & 0o7777;
             Check::new(
                 NAME,
-                Verdict::Failed,
+                CheckStatus::Failed,
                 format!("{shown} has mode {mode:o}: others may add drivers; use chmod go-w"),
             )
         }
         Ok(found) if found.uid() != rustix::process::geteuid().as_raw() && found.uid() != 0 => {
             Check::new(
                 NAME,
-                Verdict::Warning,
+                CheckStatus::Warning,
                 format!("{shown} belongs to user {}", found.uid()),
             )
         }
-        Ok(_) => Check::new(NAME, Verdict::Ok, shown.to_string()),
+        Ok(_) => Check::new(NAME, CheckStatus::Ok, shown.to_string()),
     }
 }
 
@@ -256,10 +265,10 @@ fn driver_image(image: &DriverImage) -> Check {
     match image.find() {
         Ok(file) => Check::new(
             NAME,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{}: {}", image.name, file.display()),
         ),
-        Err(error) => Check::new(NAME, Verdict::Failed, error.to_string()),
+        Err(error) => Check::new(NAME, CheckStatus::Failed, error.to_string()),
     }
 }
 
@@ -268,12 +277,12 @@ fn hardware(hardware: &Hardware) -> Check {
     match hardware.open_sys() {
         Ok(_) => Check::new(
             "/sys",
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{} can be read", sys.display()),
         ),
         Err(error) => Check::new(
             "/sys",
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{}: {error}", sys.display()),
         ),
     }
@@ -285,27 +294,33 @@ async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {
         Err(error) => {
             return vec![Check::new(
                 "API server",
-                Verdict::Failed,
+                CheckStatus::Failed,
                 chain(error.as_ref()),
             )];
         }
     };
     let server = match preflight::server(&client).await {
         Ok(server) => server,
-        Err(error) => return vec![Check::new("API server", Verdict::Failed, error.to_string())],
+        Err(error) => {
+            return vec![Check::new(
+                "API server",
+                CheckStatus::Failed,
+                error.to_string(),
+            )];
+        }
     };
     let dra = match &server.dra {
         Ok(version) => {
             let (server, version) = (&server.version, version.as_str());
             Check::new(
                 "API server",
-                Verdict::Ok,
+                CheckStatus::Ok,
                 format!("{server} serves resource.k8s.io/{version}"),
             )
         }
         Err(error) => Check::new(
             "API server",
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{}: {error}", server.version),
         ),
     };
@@ -324,14 +339,14 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
         Ok(None) => {
             vec![Check::new(
                 NAME,
-                Verdict::Failed,
+                CheckStatus::Failed,
                 format!("there is no node {name}: is --node-name right?"),
             )]
         }
         Ok(Some(info)) => {
             let kubelet = format!("{name}, kubelet {}", info.kubelet_version);
             vec![
-                Check::new(NAME, Verdict::Ok, kubelet),
+                Check::new(NAME, CheckStatus::Ok, kubelet),
                 runtimes::of_node(&info.container_runtime_version),
             ]
         }
@@ -341,16 +356,16 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
 const RIGHTS: &str = "rights";
 async fn extended_resources(client: &KubeClient, kubernetes: &KubernetesConfig) -> Check {
     const NAME: &str = "extended resources";
-    let (node, setting) = (kubernetes.node_name.clone(), kubernetes.extended_resources);
+    let (node, setting) = (&kubernetes.node_name, kubernetes.extended_resources);
     match extended_resources::decided(client, node, setting).await {
         Some(Decision { mechanism, reason }) => Check::new(
             NAME,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("offered by {mechanism}: {reason}"),
         ),
         None => {
             let unread = "the versions of API server and kubelet cannot be read: none are offered on a new node";
-            Check::new(NAME, Verdict::Unknown, unread)
+            Check::new(NAME, CheckStatus::Unknown, unread)
         }
     }
 }
@@ -364,22 +379,22 @@ async fn rights(client: &KubeClient) -> Check {
 
 fn missing_rights(missing: &[MissingRight]) -> Check {
     if missing.is_empty() {
-        return Check::new(RIGHTS, Verdict::Ok, "the account has all that it needs");
+        return Check::new(RIGHTS, CheckStatus::Ok, "the account has all that it needs");
     }
     let names: Vec<_> = missing.iter().map(|right| right.name.as_str()).collect();
     let finding = format!("the account lacks: {}", names.join(", "));
     match missing.iter().all(|right| right.is_optional) {
         true => Check::new(
             RIGHTS,
-            Verdict::Warning,
+            CheckStatus::Warning,
             format!("{finding}; the daemon works without"),
         ),
-        false => Check::new(RIGHTS, Verdict::Failed, finding),
+        false => Check::new(RIGHTS, CheckStatus::Failed, finding),
     }
 }
 
 fn not_seen(name: &'static str, error: &ApiError) -> Check {
-    Check::new(name, Verdict::Unknown, error.to_string())
+    Check::new(name, CheckStatus::Unknown, error.to_string())
 }
 
 #[cfg(test)]
@@ -387,15 +402,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_right_that_is_missing_fails_the_check_unless_it_is_optional() {
+    fn only_required_missing_rights_fail_check() {
         let right = |name: &str, is_optional| MissingRight {
             name: name.to_owned(),
             is_optional,
         };
         let (pods, nodes) = (right("list pods", true), right("get nodes", false));
-        assert_eq!(missing_rights(&[]).verdict, Verdict::Ok);
+        assert_eq!(missing_rights(&[]).verdict, CheckStatus::Ok);
         let optional = missing_rights(std::slice::from_ref(&pods));
-        assert_eq!(optional.verdict, Verdict::Warning);
+        assert_eq!(optional.verdict, CheckStatus::Warning);
         assert!(
             optional.finding.contains("lacks: list pods;"),
             "{optional:?}"
@@ -403,42 +418,45 @@ mod tests {
         let both = missing_rights(&[pods, nodes]);
         assert_eq!(
             (both.verdict, both.finding.as_str()),
-            (Verdict::Failed, "the account lacks: list pods, get nodes")
+            (
+                CheckStatus::Failed,
+                "the account lacks: list pods, get nodes"
+            )
         );
     }
 
     #[test]
-    fn a_directory_is_written_or_made_and_a_file_is_neither() {
+    fn directory_is_writable_or_created() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(writable("x", dir.path()).verdict, Verdict::Ok);
+        assert_eq!(writable("x", dir.path()).verdict, CheckStatus::Ok);
         let below = writable("x", &dir.path().join("a/b"));
         assert!(
-            below.verdict == Verdict::Ok && below.finding.contains("is made"),
+            below.verdict == CheckStatus::Ok && below.finding.contains("is made"),
             "{below:?}"
         );
         let file = dir.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(writable("x", &file.join("a")).verdict, Verdict::Failed);
+        assert_eq!(writable("x", &file.join("a")).verdict, CheckStatus::Failed);
     }
 
     #[test]
-    fn a_drivers_directory_that_others_may_write_is_refused() {
+    fn writable_drivers_directory_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let set = |mode| {
             std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap()
         };
         set(0o755);
-        assert_eq!(drivers_directory(dir.path()).verdict, Verdict::Ok);
+        assert_eq!(drivers_directory(dir.path()).verdict, CheckStatus::Ok);
         set(0o775);
         let open = drivers_directory(dir.path());
         assert!(
-            open.verdict == Verdict::Failed && open.finding.contains("775"),
+            open.verdict == CheckStatus::Failed && open.finding.contains("775"),
             "{open:?}"
         );
         assert_eq!(
             drivers_directory(&dir.path().join("none")).verdict,
-            Verdict::Ok
+            CheckStatus::Ok
         );
     }
 
@@ -453,19 +471,19 @@ mod tests {
         };
         let empty = driver_image(&image);
         assert!(
-            empty.verdict == Verdict::Failed && empty.finding.contains("driver image gpu"),
+            empty.verdict == CheckStatus::Failed && empty.finding.contains("driver image gpu"),
             "{empty:?}"
         );
         std::fs::write(dir.path().join("driver.wasm"), "").unwrap();
         let one = driver_image(&image);
         assert!(
-            one.verdict == Verdict::Ok && one.finding.ends_with("/driver.wasm"),
+            one.verdict == CheckStatus::Ok && one.finding.ends_with("/driver.wasm"),
             "{one:?}"
         );
     }
 
     #[test]
-    fn a_link_to_a_directory_is_the_directory() {
+    fn directory_link_equals_its_target() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("run")).unwrap();
         std::os::unix::fs::symlink("run", dir.path().join("var-run")).unwrap();

@@ -21,7 +21,7 @@ pub(super) struct RecordArgs {
     /// File to write; `-` is standard output
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Record for so many seconds first, whatever the config says [default: write what is recorded]
+    /// Record for this many seconds first, regardless of the config [default: write what is recorded]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SECONDS_MAX)))]
     seconds: Option<u32>,
     /// Leave out the values of fields that may have secrets, such as environments, opaque parameters, annotations and contents of files

@@ -34,12 +34,12 @@ pub(super) struct ReleaseClaimArgs {
 }
 
 #[derive(Serialize)]
-struct Answer {
+struct ReleaseOutput {
     claim: Option<v1::ObjectRef>,
     released: bool,
     pods: Vec<v1::ObjectRef>,
     drivers: Vec<Driver>,
-    /// What drivers changed below `/sys`.
+    /// Values that drivers changed below `/sys`.
     values: Vec<v1::SysfsValue>,
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn run(location: &Location, command: ReleaseCommand) -> Result<
         .into_iter()
         .map(|driver| Driver::new(driver, args.yes))
         .collect();
-    let answer = Answer {
+    let answer = ReleaseOutput {
         claim,
         released: args.yes,
         pods,
@@ -130,7 +130,7 @@ impl Row for Driver {
     ];
 }
 
-impl Answer {
+impl ReleaseOutput {
     fn text(&self, format: Format) -> String {
         let none = if self.released {
             "every driver unprepared it"
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_the_names_the_flags_or_the_default() {
+    fn namespace_comes_from_name_or_flag() {
         let is = |namespace: &str| (namespace.to_owned(), "a".to_owned());
         assert_eq!(parsed("a", None).unwrap(), is("default"));
         assert_eq!(parsed("a", Some("ml")).unwrap(), is("ml"));

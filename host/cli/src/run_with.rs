@@ -1,8 +1,8 @@
-//! `nodedock run-with`: runs a program, such as a container tool, with devices that it has alone.
+//! `nodedock run-with`: runs a program, such as a container tool, with exclusive devices.
 //!
-//! The claim belongs to this process and to the program: when both have ended, in whatever way, the daemon unprepares and deletes it. What
-//! the program leaves behind, such as the monitor of a container, becomes a child of this process, which waits for it. Signals that end a
-//! program are passed on as they come, but for those that its terminal sends to both.
+//! The claim belongs to this process and to the program: when both have ended, in any way, the daemon unprepares and deletes it. Processes
+//! that the program leaves behind, such as the monitor of a container, become children of this process, which waits for them. Signals that
+//! end a program are forwarded as they come, except those that its terminal sends to both.
 
 use std::ffi::OsString;
 use std::future::poll_fn;
@@ -34,7 +34,7 @@ use nodedock_base::process::Process;
 const TOOLS: [&str; 3] = ["podman", "docker", "nerdctl"];
 const TOOL_COMMANDS: [&str; 2] = ["run", "create"];
 
-/// What stands for the devices in the arguments of other programs.
+/// Placeholder for the devices in the arguments of other programs.
 const PLACEHOLDER: &str = "{cdi}";
 /// The devices in the environment of every program, separated by commas.
 const VARIABLE: &str = "NODEDOCK_CDI_DEVICES";
@@ -59,7 +59,7 @@ pub(super) struct RunWithArgs {
     /// Seconds to wait for the devices [default: as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// The program with its arguments. podman, docker and nerdctl get --device; elsewhere {cdi} stands for the devices
+    /// The program with its arguments. podman, docker and nerdctl get --device; in others {cdi} is replaced by the devices
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -171,12 +171,14 @@ async fn run_program(
             signal = signals.received() => {
                 // The terminal has sent it to all of this process group as well, where each decides what it means.
                 let is_of_terminal = signal == Signal::INT && is_foreground();
-                let has_it = |child: &Pid| is_of_terminal && getpgid(Some(*child)) == Ok(getpgrp());
                 let children = children().unwrap_or_else(|error| {
                     tracing::warn!(%error, "what the program left behind cannot be listed, and gets no signal");
                     vec![pid]
                 });
-                for child in children.into_iter().filter(|child| !has_it(child)) {
+                for child in children {
+                    if is_of_terminal && getpgid(Some(child)) == Ok(getpgrp()) {
+                        continue;
+                    }
                     // It may have ended.
                     let _ = kill_process(child, signal);
                 }
@@ -200,11 +202,13 @@ impl StopSignals {
             .unwrap_or_default();
         let heeded = [Signal::TERM, Signal::INT, Signal::HUP].into_iter();
         let heeded = heeded.filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
-        let listen = |heeded: Signal| {
-            let kind = SignalKind::from_raw(heeded.as_raw());
-            Ok((heeded, signal(kind).context("listen for signals")?))
-        };
-        heeded.map(listen).collect::<Result<_>>().map(Self)
+        heeded
+            .map(|heeded| {
+                let kind = SignalKind::from_raw(heeded.as_raw());
+                Ok((heeded, signal(kind).context("listen for signals")?))
+            })
+            .collect::<Result<_>>()
+            .map(Self)
     }
 
     /// The next one. One that is not received yet is not lost.
@@ -221,7 +225,7 @@ impl StopSignals {
     }
 }
 
-/// Whether this process is in the foreground of its terminal, which sends its signals to all of its process group.
+/// Returns whether this process is in the foreground of its terminal, which sends its signals to all of its process group.
 fn is_foreground() -> bool {
     // Behind the name: state, parent, process group, session, terminal, and the terminal's foreground process group; -1 without a terminal.
     // no error: then each process gets the signal from here, some of them twice
@@ -398,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_take_the_devices_behind_their_command_and_others_where_they_are_to_be() {
+    fn devices_are_placed_behind_the_command() {
         assert_eq!(
             placed(&[
                 "/usr/bin/podman",
@@ -439,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_without_its_command_is_refused() {
+    fn tool_without_its_command_is_refused() {
         let error = with_devices(&["docker".into(), "ps".into()], &[]).unwrap_err();
         assert!(error.to_string().contains("docker run"), "{error}");
     }

@@ -28,7 +28,7 @@ pub(super) struct SimulateArgs {
     /// Directory with NAME.wasm, NAME.grant.yaml and NAME.config.yaml of every driver
     #[arg(long, value_name = "DIR")]
     drivers: PathBuf,
-    /// How to reach the API server
+    /// Kubeconfig of the API server
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
     /// Names of the nodes: PREFIX-0, PREFIX-1, ...

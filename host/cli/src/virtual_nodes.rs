@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// Names are `PREFIX-0` and so on.
     pub(crate) prefix: String,
     pub(crate) nodes: usize,
-    /// At least one. Nodes have them in turn.
+    /// Snapshots: at least one. Nodes use them in turn.
     pub(crate) snapshots: Vec<PathBuf>,
     /// Files as in the drivers directory of a daemon.
     pub(crate) drivers: PathBuf,
@@ -140,7 +140,7 @@ fn devices_of(nodes: &Nodes) -> usize {
     nodes.values().map(|node| node.device_count()).sum()
 }
 
-/// What is shown when it has changed.
+/// The state that is shown when it has changed.
 #[derive(PartialEq, Eq)]
 struct Progress {
     published: Published,

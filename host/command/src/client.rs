@@ -1,5 +1,7 @@
 //! The connection to the daemon.
 
+use std::path::Path;
+
 use nodedock_proto::node::v1::node_client::NodeClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -14,19 +16,24 @@ pub type Client = NodeClient<Channel>;
 /// Connects to the socket of the node API.
 pub async fn connect(location: &Location) -> Result<Client, CommandError> {
     let socket = location.socket();
-    let unreachable = |error: tonic::transport::Error| CommandError::Unreachable {
-        socket: socket.clone(),
-        source: error.into(),
-    };
-    let endpoint =
-        Endpoint::from_shared(format!("unix:{}", socket.display())).map_err(unreachable)?;
-    let channel = endpoint.connect().await.map_err(unreachable)?;
+    let channel = dial(&socket)
+        .await
+        .map_err(|error| CommandError::Unreachable {
+            socket,
+            source: error.into(),
+        })?;
     Ok(NodeClient::new(channel)
         .max_decoding_message_size(NODE_API_MESSAGE_BYTES_MAX)
         .max_encoding_message_size(NODE_API_MESSAGE_BYTES_MAX))
 }
 
-/// Whether the connection broke, as opposed to an answer of the daemon.
+async fn dial(socket: &Path) -> Result<Channel, tonic::transport::Error> {
+    Endpoint::from_shared(format!("unix:{}", socket.display()))?
+        .connect()
+        .await
+}
+
+/// Returns whether the connection broke, as opposed to an answer of the daemon.
 pub fn is_connection_error(status: &Status) -> bool {
     // Only what this side made has a source: one that is reset in a call is `Unknown`.
     std::error::Error::source(status).is_some()

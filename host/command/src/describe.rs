@@ -45,12 +45,8 @@ pub fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
     lines
 }
 
-/// Whether a driver's file is trusted, by which key or pin, or why not.
+/// Describes whether a driver's file is trusted, by which key or pin, or why not.
 pub fn trust(trust: &v1::DriverTrust) -> String {
-    let part = |before: &str, text: &str| match text {
-        "" => String::new(),
-        text => format!("{before}{text}"),
-    };
     let v1::DriverTrust {
         mode,
         verdict,
@@ -58,16 +54,25 @@ pub fn trust(trust: &v1::DriverTrust) -> String {
         pin,
         reason,
     } = trust;
-    let (key, pin) = (part(", signed by ", key), part(", pinned for ", pin));
-    format!("{verdict} (mode {mode}){key}{pin}{}", part(": ", reason))
+    let (key, pin) = (
+        prefixed(", signed by ", key),
+        prefixed(", pinned for ", pin),
+    );
+    format!(
+        "{verdict} (mode {mode}){key}{pin}{}",
+        prefixed(": ", reason)
+    )
 }
 
-/// What a driver changed below `/sys`, and what the release of its claim does or did about it.
+fn prefixed(before: &str, text: &str) -> String {
+    match text {
+        "" => String::new(),
+        text => format!("{before}{text}"),
+    }
+}
+
+/// Describes a driver's change below `/sys`, and the restore at the release of its claim.
 pub fn sysfs_value(value: &v1::SysfsValue) -> String {
-    let shown = |text: &Option<String>| {
-        text.as_deref()
-            .map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
-    };
     let (before, found, left) = (
         shown(&value.before),
         shown(&value.found),
@@ -95,6 +100,11 @@ pub fn sysfs_value(value: &v1::SysfsValue) -> String {
     }
 }
 
+fn shown(text: &Option<String>) -> String {
+    text.as_deref()
+        .map_or_else(|| "unknown".to_owned(), |text| format!("{text:?}"))
+}
+
 /// A taint as `kubectl taint` writes it, and where it comes from.
 pub fn taint(taint: &v1::Taint) -> String {
     let v1::Taint {
@@ -116,11 +126,14 @@ pub fn taint(taint: &v1::Taint) -> String {
 /// A cell of a table: the consumers for which a kubelet had a claim prepared.
 pub fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
     // The column is that of pods: of another consumer it has the kind.
-    let name = |of: &v1::Consumer| match (of.api_group.as_str(), of.resource.as_str()) {
-        ("", "pods") => of.name.clone(),
-        (_, resource) => format!("{resource}/{}", of.name),
-    };
-    let names: Vec<_> = hold.consumers.iter().map(name).collect();
+    let names: Vec<_> = hold
+        .consumers
+        .iter()
+        .map(|of| match (of.api_group.as_str(), of.resource.as_str()) {
+            ("", "pods") => of.name.clone(),
+            (_, resource) => format!("{resource}/{}", of.name),
+        })
+        .collect();
     if names.is_empty() {
         "(kubelet)".to_owned()
     } else {
@@ -128,16 +141,8 @@ pub fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
     }
 }
 
-/// Since when, of which drivers and for which consumers a kubelet had a claim prepared.
+/// Describes since when, for which drivers and for which consumers a kubelet has had a claim prepared.
 pub fn kubelet_hold(hold: &v1::KubeletHold) -> String {
-    let consumer = |of: &v1::Consumer| {
-        let group = if of.api_group.is_empty() {
-            String::new()
-        } else {
-            format!(".{}", of.api_group)
-        };
-        format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
-    };
     let mut consumers: Vec<_> = hold
         .consumers
         .iter()
@@ -158,6 +163,15 @@ pub fn kubelet_hold(hold: &v1::KubeletHold) -> String {
     format!("in use by the kubelet since {since}, prepared by {drivers}{reserved}")
 }
 
+fn consumer(of: &v1::Consumer) -> String {
+    let group = if of.api_group.is_empty() {
+        String::new()
+    } else {
+        format!(".{}", of.api_group)
+    };
+    format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
+}
+
 /// The process that sent a request, as far as its socket says.
 pub fn caller(caller: &v1::Caller) -> String {
     let pid = caller
@@ -171,7 +185,7 @@ pub fn caller(caller: &v1::Caller) -> String {
     }
 }
 
-/// What happened at a point of a timeline.
+/// Describes an entry of a timeline.
 pub fn transition(entry: &v1::Transition) -> String {
     let mut text = entry.what.clone();
     if !entry.cause.is_empty() {
@@ -207,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_between_are_short_and_a_clock_that_was_set_back_does_no_harm() {
+    fn elapsed_times_are_short_and_saturating() {
         for (ms, text) in [
             (5, "5ms"),
             (59_999, "59s"),
@@ -221,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_entry_has_its_count_and_the_time_of_the_last() {
+    fn repeated_entry_has_count_and_last() {
         let again = Some(v1::Again {
             count: 7,
             last_at_ms: 62_000,
@@ -245,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_named_as_far_as_it_is_known() {
+    fn caller_is_named_by_known_fields() {
         let by = |uid, user: &str, pid| {
             caller(&v1::Caller {
                 uid,
@@ -259,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_shown_with_the_consumers_of_the_claim() {
+    fn kubelet_is_shown_with_claim_consumers() {
         let consumer = |n: usize| v1::Consumer {
             resource: "pods".to_owned(),
             name: format!("p{n}"),
@@ -294,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_is_shown_with_its_effect_and_where_it_comes_from() {
+    fn taint_is_shown_with_its_source() {
         let of = |value: &str, source: &str, rule: &str| {
             let text = str::to_owned;
             let (key, effect) = (text("example.com/worn"), text("NoExecute"));
@@ -317,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_of_a_value_has_a_text() {
+    fn each_value_end_has_a_text() {
         let is = |end: &str, before: Option<&str>, message: &str, expected: &str| {
             let problem = v1::Problem {
                 code: "value-changed".into(),

@@ -1,4 +1,5 @@
-//! What the commands of both programs share: the root and socket of the node program, its client, forms of output, errors with exit codes.
+//! Shared parts of the commands of both programs: the root and socket of the node program, its client, forms of output, errors with exit
+//! codes.
 //!
 //! It knows no command, and nothing of the node program but the paths of its files and its API.
 

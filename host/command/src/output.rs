@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_seen_is_escaped_in_json_and_replaced_elsewhere() {
+    fn invisible_characters_are_escaped_or_replaced() {
         let value = serde_json::json!({"a\u{200b}": "b\u{e0041}\u{9b}\u{feff}é\n"});
         let json = escaped(&serde_json::to_string_pretty(&value).unwrap());
         assert_eq!(
@@ -188,7 +188,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_table_has_aligned_columns_and_no_control_characters() {
+    fn table_is_aligned_and_printable() {
         let rows = [["a", "serving", "x"], ["long-name", "\u{1b}[2J", "y"]];
         let narrow = table(Format::Table, &COLUMNS, 2, &rows, "none");
         assert_eq!(
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_aligned_as_a_terminal_shows_them() {
+    fn cells_are_aligned_by_display_width() {
         let rows = [["装置", "a", ""], ["x", "", ""]];
         assert_eq!(
             table(Format::Wide, &COLUMNS, 2, &rows, "none"),

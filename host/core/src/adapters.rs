@@ -22,6 +22,11 @@ mod material;
 mod merge;
 mod publication;
 
+fn unknown(driver: &str) -> Problem {
+    let message = format!("there is no adapter of the driver {driver:?}");
+    Problem::not_found(ProblemCode::AdapterUnknown, message)
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -71,15 +76,15 @@ pub struct AdapterEntries {
     pub is_incomplete: bool,
 }
 
-/// What adapters are built of.
+/// Dependencies of the adapters.
 pub struct AdapterParts {
     pub registry: Registry,
     pub conditions: Conditions,
     pub sysfs: SysfsRoot,
     pub numa_node_form: NumaNodeForm,
-    /// Where the node has the paths that plugins name.
+    /// Root of the paths on the node that plugins name.
     pub hardware: Hardware,
-    /// How long devices stay after their plugin has gone.
+    /// Time for which devices stay after their plugin is gone.
     pub grace: Duration,
     /// Pods of a kubelet may have devices by the plugin's own IDs.
     pub has_kubelet: bool,
@@ -87,18 +92,18 @@ pub struct AdapterParts {
 
 /// Handle to the adapters. Clones share the state.
 #[derive(Clone)]
-pub struct Adapters(Arc<Shared>);
+pub struct Adapters(Arc<AdapterStore>);
 
-struct Shared {
+struct AdapterStore {
     parts: Arc<AdapterParts>,
-    state: Mutex<State>,
+    state: Mutex<AdapterTable>,
     /// The records as the checkpoint has them, written by one at a time.
     stored: tokio::sync::Mutex<StoredRecords<ExtendedResource, AdapterRecord>>,
     changes: Signal,
 }
 
 #[derive(Default)]
-struct State {
+struct AdapterTable {
     adapted: BTreeMap<ExtendedResource, Adapted>,
     generations: u64,
 }
@@ -136,12 +141,12 @@ impl Adapters {
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
-        let mut state = State {
+        let mut state = AdapterTable {
             adapted,
             generations: 0,
         };
         state.begin();
-        let adapters = Self(Arc::new(Shared {
+        let adapters = Self(Arc::new(AdapterStore {
             parts: Arc::new(parts),
             state: Mutex::new(state),
             stored: tokio::sync::Mutex::new(stored),
@@ -175,7 +180,7 @@ impl Adapters {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdapterTable> {
         self.0.state.lock()
     }
 
@@ -183,7 +188,7 @@ impl Adapters {
         self.state().adapted.keys().cloned().collect()
     }
 
-    /// Whether a plugin of a resource is a driver here.
+    /// Returns whether a plugin of the resource is a driver here.
     pub fn adapts(&self, resource: &ExtendedResource) -> bool {
         self.state().adapted.contains_key(resource)
     }
@@ -272,13 +277,11 @@ impl Adapters {
         change: impl FnOnce(&mut Adapted),
     ) {
         let mut state = self.state();
-        let current = |adapted: &&mut Adapted| {
-            adapted
-                .plugin
-                .as_ref()
-                .is_some_and(|(known, _)| *known == generation)
-        };
-        let Some(adapted) = state.adapted.get_mut(resource).filter(current) else {
+        let adapted = state.adapted.get_mut(resource).filter(|adapted| {
+            let plugin = adapted.plugin.as_ref();
+            plugin.is_some_and(|(known, _)| *known == generation)
+        });
+        let Some(adapted) = adapted else {
             return;
         };
         change(adapted);
@@ -308,34 +311,40 @@ impl Adapters {
     /// Identity strings of devices that pods have by the plugins' IDs, each with the resource and the ID: no claim has this hardware meanwhile.
     pub fn held_identities(&self) -> BTreeMap<String, (ExtendedResource, String)> {
         let state = self.state();
-        let of = |adapted: &Adapted| {
-            let resource = adapted.adapter.resource.clone();
-            let held = adapted.held_identities().into_iter();
-            held.map(|(identity, id)| (identity, (resource.clone(), id)))
-                .collect::<Vec<_>>()
-        };
-        state.adapted.values().flat_map(of).collect()
+        state
+            .adapted
+            .values()
+            .flat_map(|adapted| {
+                let resource = adapted.adapter.resource.clone();
+                let held = adapted.held_identities().into_iter();
+                held.map(|(identity, id)| (identity, (resource.clone(), id)))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Identity strings of devices that pods of a kubelet may have by the plugins' IDs, each with the resource and its driver: it is not known
     /// yet whether they do.
     pub fn unread_identities(&self) -> BTreeMap<String, (ExtendedResource, DriverName)> {
         let state = self.state();
-        let of = |adapted: &Adapted| {
-            let Adapter {
-                resource, driver, ..
-            } = adapted.adapter.clone();
-            let unread = adapted
-                .unread_identities(self.0.parts.has_kubelet)
-                .into_iter();
-            unread
-                .map(|identity| (identity, (resource.clone(), driver.clone())))
-                .collect::<Vec<_>>()
-        };
-        state.adapted.values().flat_map(of).collect()
+        state
+            .adapted
+            .values()
+            .flat_map(|adapted| {
+                let Adapter {
+                    resource, driver, ..
+                } = adapted.adapter.clone();
+                let unread = adapted
+                    .unread_identities(self.0.parts.has_kubelet)
+                    .into_iter();
+                unread
+                    .map(|identity| (identity, (resource.clone(), driver.clone())))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
-    /// Whether pods of the node API have devices by a plugin's IDs.
+    /// Returns whether pods of the node API have devices by a plugin's IDs.
     pub fn has_taken(&self) -> bool {
         self.state()
             .adapted
@@ -346,10 +355,9 @@ impl Adapters {
     /// Resources of which pods of a kubelet may have devices by the plugin's IDs, with those that are known to have some.
     pub fn awaited(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let state = self.state();
-        let is_awaited = |(_, adapted): &(_, &Adapted)| {
+        let awaited = state.adapted.iter().filter(|(_, adapted)| {
             !adapted.record.is_taken_over || !adapted.record.held.is_empty()
-        };
-        let awaited = state.adapted.iter().filter(is_awaited);
+        });
         awaited
             .map(|(resource, adapted)| (resource.clone(), adapted.record.held.clone()))
             .collect()
@@ -362,7 +370,7 @@ impl Adapters {
             .adapted
             .values()
             .filter(|adapted| !adapted.record.held.is_empty());
-        let of = |adapted: &Adapted| {
+        held.map(|adapted| {
             let Adapter {
                 resource, driver, ..
             } = &adapted.adapter;
@@ -371,8 +379,8 @@ impl Adapters {
                 driver.clone(),
                 adapted.record.held.clone(),
             )
-        };
-        held.map(of).collect()
+        })
+        .collect()
     }
 
     /// Takes the devices, by the plugin's IDs, that pods of a kubelet have. Once they are known they become only fewer: a kubelet
@@ -397,37 +405,32 @@ impl Adapters {
     pub async fn set_returned(&self, drivers: &BTreeSet<DriverName>) -> Result<(), Problem> {
         let returned: Vec<_> = {
             let state = self.state();
-            let is_returned = |adapted: &&Adapted| {
+            let returned = state.adapted.values().filter(|adapted| {
                 !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver)
-            };
-            let returned = state.adapted.values().filter(is_returned);
+            });
             returned
                 .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
                 .collect()
         };
         for (resource, is_removed) in returned {
             // One that has a file may have been enabled meanwhile.
-            let change = |record: &mut AdapterRecord| {
+            self.change_record(&resource, |record| {
                 record.is_returned = is_removed || record.enabled != Some(true)
-            };
-            self.change_record(&resource, change).await?;
+            })
+            .await?;
         }
         Ok(())
     }
 
     /// Decides by which way a device plugin's devices are offered, by the name of the driver.
     pub async fn set_enabled(&self, driver: &str, enabled: bool) -> Result<AdapterView, Problem> {
-        let found = |state: &State| {
-            let mut adapted = state.adapted.values();
-            adapted
-                .find(|adapted| adapted.adapter.driver.as_str() == driver)
-                .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
-        };
-        let unknown = || {
-            let message = format!("there is no adapter of the driver {driver:?}");
-            Problem::not_found(ProblemCode::AdapterUnknown, message)
-        };
-        let (resource, is_removed) = found(&self.state()).ok_or_else(unknown)?;
+        let known = self
+            .state()
+            .adapted
+            .values()
+            .find(|adapted| adapted.adapter.driver.as_str() == driver)
+            .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed));
+        let (resource, is_removed) = known.ok_or_else(|| unknown(driver))?;
         if is_removed && enabled {
             let message = format!(
                 "the adapter of the driver {driver} is in no file any more: write it again, and restart the daemon"
@@ -444,7 +447,7 @@ impl Adapters {
             .list()
             .into_iter()
             .find(|view| view.resource == resource);
-        view.ok_or_else(unknown)
+        view.ok_or_else(|| unknown(driver))
     }
 
     /// Changes a record, which is durable before it counts.
@@ -476,7 +479,8 @@ impl Adapters {
         Ok(())
     }
 
-    /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.
+    /// Returns the pools of adapters that are not enabled. The kubelet's device manager offers them, regardless of the decision for the
+    /// node.
     pub fn disabled(&self) -> BTreeSet<(DriverName, PoolName)> {
         let state = self.state();
         let disabled = state
@@ -496,7 +500,7 @@ impl Adapters {
             .collect()
     }
 
-    /// When the devices of a plugin that is gone are withdrawn.
+    /// Returns the time at which the devices of a plugin that is gone are withdrawn.
     fn expiry(&self, resource: &ExtendedResource) -> Option<Instant> {
         let state = self.state();
         let adapted = state
@@ -538,21 +542,20 @@ impl Adapters {
         self.state().adapted.get(resource).map(Adapted::known)
     }
 
-    /// What is to be published of an adapter, and its threads below `/sys`. None: nothing changed since it was taken last, or the devices that
-    /// pods have from before are not known yet.
+    /// Returns the material to publish for an adapter, and the semaphore of its threads below `/sys`. None: nothing changed since the last
+    /// call, or the devices that pods had before are not known yet.
     fn take_changed(&self, resource: &ExtendedResource) -> Option<(Material, Arc<Semaphore>)> {
         let mut state = self.state();
-        let is_due = |adapted: &&mut Adapted| {
+        let adapted = state.adapted.get_mut(resource).filter(|adapted| {
             adapted.refused.is_none()
                 && adapted.is_ready(self.0.parts.has_kubelet)
                 && adapted.is_dirty
-        };
-        let adapted = state.adapted.get_mut(resource).filter(is_due)?;
+        })?;
         adapted.is_dirty = false;
         Some((adapted.material(), adapted.looks.clone()))
     }
 
-    /// What was taken is not published.
+    /// Marks an adapter as changed again, because its material was not published.
     fn set_changed(&self, resource: &ExtendedResource) {
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             adapted.is_dirty = true;
@@ -567,15 +570,15 @@ impl Adapters {
     }
 }
 
-impl State {
+impl AdapterTable {
     fn records(&self) -> BTreeMap<ExtendedResource, AdapterRecord> {
-        let of = |(resource, adapted): (&ExtendedResource, &Adapted)| {
-            (resource.clone(), adapted.record.clone())
-        };
-        self.adapted.iter().map(of).collect()
+        self.adapted
+            .iter()
+            .map(|(resource, adapted)| (resource.clone(), adapted.record.clone()))
+            .collect()
     }
 
-    /// What is enabled is not returned: a process after this one knows that slices may have been written.
+    /// Clears `is_returned` of every enabled adapter, so that the next process knows that slices may have been written.
     fn begin(&mut self) {
         let adapted = self.adapted.values_mut();
         adapted

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changed_spec_files_are_reported_by_name_and_others_are_not() {
+    async fn only_changed_spec_files_are_reported() {
         let mut watching = Watching::start();
         assert_eq!(watching.next().await, SpecEvent::Unsure, "the watch is new");
         let path = watching.path();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_is_made_again_is_watched_again() {
+    async fn recreated_directory_is_watched_again() {
         let mut watching = Watching::start();
         assert_eq!(watching.next().await, SpecEvent::Unsure);
         let path = watching.path();

@@ -14,6 +14,7 @@ mod format;
 pub mod fuzz;
 mod inspect;
 mod monitor;
+mod record;
 mod status;
 mod stored;
 mod upgrade;
@@ -38,8 +39,9 @@ use nodedock_model::{
 
 pub use database::StoreError;
 pub use error::{CommitError, OpenError, ReadError};
-pub use format::{Dump, FORMAT_VERSION, Meta, Skipped, Table};
+pub use format::{Dump, FORMAT_VERSION, Meta, Skipped};
 pub use inspect::{Integrity, Report, read, verify};
+pub use record::Table;
 pub use status::{CommitMetrics, Health};
 pub use stored::{StoredRecord, StoredRecords};
 
@@ -186,7 +188,7 @@ impl Checkpoint {
     ) -> Result<(), CommitError> {
         let mut writes = encoded(changes)?;
         let mut not_entered = None;
-        let request = || {
+        let request = self.writer.request_in_order(|| {
             let (lock, more) = more();
             match encoded(more) {
                 Ok(more) => writes.extend(more),
@@ -198,8 +200,8 @@ impl Checkpoint {
             not_entered
                 .is_none()
                 .then_some((lock, Work::Commit(writes)))
-        };
-        let outcome = self.writer.request_in_order(request).await;
+        });
+        let outcome = request.await;
         outcome.or(not_entered).unwrap_or(Err(CommitError::Closed))
     }
 

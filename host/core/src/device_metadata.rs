@@ -22,10 +22,10 @@ use crate::cdi::{self, FileAccess};
 use nodedock_model::{
     AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData,
     POD_CLAIM_NAME, PoolName, PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode,
-    QualifiedName, Uid, is_dns_label, limit,
+    QualifiedName, Uid, is_dns_label, limit::ATTRIBUTES_MAX,
 };
 
-/// Where containers find the files (KEP-5304).
+/// Directory in which containers find the files (KEP-5304).
 pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
 const SUFFIX: &str = "-metadata.json";
 const KIND: &str = "DeviceMetadata";
@@ -34,17 +34,15 @@ const VERSIONS: [&str; 2] = [
     "metadata.resource.k8s.io/v1beta1",
     "metadata.resource.k8s.io/v1alpha1",
 ];
-/// Attributes of a device (`metadata.resource.k8s.io/v1beta1`).
-const ATTRIBUTES_MAX: usize = limit::ATTRIBUTES_MAX;
 
-/// Whether prepared claims get metadata files, and where these are.
+/// Settings of metadata files: whether prepared claims get them, and where they are.
 #[derive(Debug, Clone)]
 pub struct MetadataSettings {
     /// Files of claims that are prepared from now on; those of other claims stay.
     pub is_enabled: bool,
     /// The directory of the files, by the path that a container runtime mounts.
     pub directory: PathBuf,
-    /// Which users may enter the directory.
+    /// Access rights to the directory.
     pub access: FileAccess,
     /// The names of pools outside of the daemon, which claims and files have.
     pub pools: PoolNames,
@@ -53,7 +51,7 @@ pub struct MetadataSettings {
 /// A file of a prepared claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataFile {
-    /// Below the directory: one directory for each driver of a claim, which `directory_name` returns.
+    /// Subdirectory of the metadata directory: one for each driver of a claim, with the name that `directory_name` returns.
     pub directory: String,
     pub name: String,
     pub bytes: Vec<u8>,

@@ -39,7 +39,7 @@ pub struct DriverIdentity {
 }
 
 impl DriverIdentity {
-    /// Of a device plugin as a driver. `source`: its name in the registry.
+    /// Returns the identity of a device plugin as a driver. `source`: its name in the registry.
     pub fn of_device_plugin(name: DriverName, resource: &ExtendedResource, source: String) -> Self {
         let summary = format!("the device plugin of {resource}");
         let (version, digest) = Default::default();
@@ -110,7 +110,7 @@ impl Link {
     }
 }
 
-/// What every call carries.
+/// Data that every call carries.
 #[derive(Debug, Clone)]
 pub struct Call {
     /// Identifies the operation in all log lines, of the host and of the driver.
@@ -143,8 +143,8 @@ pub trait ClaimDriver: Send + Sync {
         None
     }
 
-    /// Returns whether a prepare cannot change the node, whatever the driver does. After a crash in the middle of it nothing has to be
-    /// undone, so it needs no intent in the checkpoint.
+    /// Returns whether a prepare cannot change the node, regardless of the driver's behavior. After a crash during the prepare nothing has
+    /// to be undone, so it needs no intent in the checkpoint.
     fn is_pure(&self) -> bool {
         false
     }
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn every_asked_claim_gets_exactly_one_outcome() {
+    fn every_requested_claim_has_one_outcome() {
         let asked = [uid("a"), uid("b"), uid("c")];
         let answered = [
             ("a".to_owned(), Ok(1)),

@@ -1,8 +1,8 @@
-//! What container edits take from the node: the sources of mounts, and the programs of hooks.
+//! Checks the paths that container edits take from the node: the sources of mounts, and the programs of hooks.
 //!
-//! Is given paths that a grant allows, and decides whether another user of the node could exchange what is there, and whether a path is
-//! another way to a directory that has a rule of its own. It is asked when a driver answers, and again before each answer that repeats the
-//! path. Blocking functions, not for async threads; they need one `lstat` for each directory on the way.
+//! Receives paths that a grant allows, and decides whether another user of the node could exchange the file or directory at a path, and
+//! whether a path is another way to a directory that has a rule of its own. The check runs when a driver answers, and again before each
+//! answer that repeats the path. Blocking functions, not for async threads; they need one `lstat` for each directory of the path.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -23,10 +23,10 @@ pub struct EditSources<'a> {
     own: &'a [PathBuf],
 }
 
-/// Where the process' own mounts are listed (proc(5)).
+/// List of the process' own mounts (proc(5)).
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// A place in a file system, whatever the paths that lead to it: the numbers of the file system, and the path below its root.
+/// Place in a file system, independent of the paths that lead to it: the numbers of the file system, and the path below its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
     file_system: String,
@@ -53,7 +53,7 @@ impl Mounts {
 
     /// Each line has the numbers of the file system, the directory of it that is mounted, and the place where it is mounted.
     fn parse(text: &str) -> Option<Self> {
-        let mount = |line: &str| {
+        let mounts = text.lines().map(|line| {
             let mut fields = line.split(' ').skip(2);
             let (file_system, root, at) = (fields.next()?, fields.next()?, fields.next()?);
             let place = Place {
@@ -61,8 +61,8 @@ impl Mounts {
                 path: unescaped(root).into(),
             };
             Some((PathBuf::from(unescaped(at)), place))
-        };
-        text.lines().map(mount).collect::<Option<_>>().map(Self)
+        });
+        mounts.collect::<Option<_>>().map(Self)
     }
 
     /// The place of an absolute path without links. Of several mounts at one path, the last one covers the others.
@@ -237,7 +237,7 @@ fn denied(path: &str, why: &str) -> Problem {
     Problem::denied(ProblemCode::EditSourceUnsafe, format!("{path}: {why}"))
 }
 
-/// What is missing may be installed later: the refusal is not permanent.
+/// Returns the problem of a path that cannot be read. A missing path may be installed later, so the refusal is not permanent.
 fn unreadable(path: &str, error: &io::Error) -> Problem {
     match error.kind() {
         io::ErrorKind::NotFound => {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_only_root_can_exchange_is_mounted() {
+    fn root_owned_source_is_mounted() {
         let scene = scene();
         fs::write(scene.root().join("opt/acme/lib/a.so"), "").unwrap();
         assert_eq!(scene.code("/opt/acme/lib"), None);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_on_the_way_that_others_may_write_is_refused() {
+    fn writable_parent_directory_is_refused() {
         let scene = scene();
         for mode in [0o775, 0o757, 0o1777] {
             fs::set_permissions(
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_a_directory_is_refused() {
+    fn link_instead_of_directory_is_refused() {
         let scene = scene();
         fs::rename(scene.root().join("opt/acme"), scene.root().join("opt/old")).unwrap();
         symlink("../etc", scene.root().join("opt/acme")).unwrap();
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemons_directories_are_not_mounted_from_above_or_below() {
+    fn daemon_directories_cannot_be_mounted() {
         let scene = scene();
         for path in [
             "/srv",
@@ -368,7 +368,7 @@ mod tests {
 
     /// A bind mount shows the same directory at another path, as the kernel does with `mount --bind`.
     #[test]
-    fn a_bind_mount_is_no_way_round() {
+    fn bind_mount_cannot_bypass_the_rules() {
         let scene = scene();
         let alias = scene.root().join("opt/alias");
         fs::create_dir(&alias).unwrap();
@@ -404,7 +404,7 @@ mod tests {
 
     /// The state directory is a bind mount of a directory that has another path as well, as on machines with an immutable root.
     #[test]
-    fn a_directory_above_the_origin_of_a_bind_mount_is_refused() {
+    fn parent_of_bind_origin_is_refused() {
         let scene = scene();
         let (origin, at) = (
             scene.root().join("srv/deploy/state/nodedock"),
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_below_the_last_mount() {
+    fn path_resolves_below_last_mount() {
         let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 /@home /home rw - btrfs /dev/sda2 rw\n31 22 8:1 /etc/a\\040b /opt/x rw - ext4 /dev/sda1 rw\n";
         let mounts = Mounts::parse(text).unwrap();
         assert!(

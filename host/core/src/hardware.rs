@@ -1,4 +1,4 @@
-//! Where the host looks at the node's hardware: the node itself, or a directory in its place.
+//! Hardware of the node as the host reads it: from the node itself, or from a directory in its place.
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind};
@@ -52,7 +52,8 @@ impl Hardware {
         }
     }
 
-    /// A recorded machine: writes have the effects that they have in a kernel, and regular files below `dev` stand for device nodes.
+    /// Returns a recorded machine: writes have the effects that they have in a kernel, and regular files below `dev` represent device
+    /// nodes.
     pub fn simulated(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -110,17 +111,13 @@ impl Hardware {
         let until = Instant::now() + RESOLVE_WALL;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = beneath::open(&root, path, flags, resolve, until)?;
-        let place =
-            |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-        let (root, found) = (place(&root)?, place(&found)?);
-        let outside = || {
-            io::Error::other(format!(
-                "it is {}, outside of {}",
-                found.display(),
-                root.display()
-            ))
-        };
-        let below = found.strip_prefix(&root).map_err(|_| outside())?;
+        let [root, found] =
+            [root, found].map(|fd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())));
+        let (root, found) = (root?, found?);
+        let below = found.strip_prefix(&root).map_err(|_| {
+            let (found, root) = (found.display(), root.display());
+            io::Error::other(format!("it is {found}, outside of {root}"))
+        })?;
         let path = Path::new("/").join(below).into_os_string().into_string();
         path.map_err(|path| {
             io::Error::new(
@@ -173,7 +170,7 @@ impl NodeNumbers {
         Some(Self { kind, major, minor })
     }
 
-    /// Parses the content of a file that stands for a node: `character 226:0`.
+    /// Parses the content of a file that represents a node: `character 226:0`.
     pub fn parse(text: &str) -> Option<Self> {
         let (kind, numbers) = text.trim().split_once(' ')?;
         let kind = match kind {
@@ -190,7 +187,7 @@ impl NodeNumbers {
     }
 }
 
-/// The content of a file that stands for a node.
+/// Formats the content of a file that represents a node.
 impl std::fmt::Display for NodeNumbers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let kind = match self.kind {
@@ -207,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_stands_for_a_node_on_a_recorded_machine_only() {
+    fn only_recorded_machines_use_node_files() {
         let dir = tempfile::tempdir().unwrap();
         let card = NodeNumbers {
             kind: NodeKind::Character,

@@ -1,12 +1,12 @@
-//! Keys of the hardware behind devices, by which two drivers are kept from giving out one piece of it: directories below `/sys/devices` and
-//! numbers of device nodes. They are found from the identity strings of a device, and from the device nodes and interfaces that a container gets.
-//! Blocking functions; each looks at a few links below `/sys`.
+//! Keys of the hardware behind devices. They keep two drivers from giving out the same hardware. A key is a directory below `/sys/devices`,
+//! or the numbers of a device node. Keys are found from the identity strings of a device, and from the device nodes and interfaces that a
+//! container gets. Blocking functions; each reads a few links below `/sys`.
 //!
 //! | given | keys |
 //! | --- | --- |
 //! | identity `pci:ADDRESS`, `usb:DEVICE` | the directory of the function, of the USB device |
 //! | identity `dev:PATH` | those of the device node |
-//! | a device node | its numbers, and its directory, or those of the kernel devices that it stands for: the functions of a VFIO group, the disks below a mapped one |
+//! | a device node | its numbers, and its directory, or those of the kernel devices that it represents: the functions of a VFIO group, the disks below a mapped one |
 //! | a network interface | its directory |
 //!
 //! A node without hardware (`/dev/fuse`, `/dev/vfio/vfio`, `/dev/nvidiactl`) has no directory of a device: the kernel has it below
@@ -28,7 +28,7 @@ const VIRTUAL: &str = "devices/virtual/";
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeKeys {
     pub keys: Vec<String>,
-    /// Whether the kernel has a device of hardware behind the node.
+    /// True if the kernel has a hardware device behind the node.
     pub has_hardware: bool,
 }
 
@@ -54,7 +54,7 @@ pub fn add(
     Ok(())
 }
 
-/// The keys that an identity string stands for; none for a string of another form, or of hardware that is not there.
+/// Returns the keys of an identity string; none for a string of another form, or for hardware that does not exist.
 fn of_identity(
     hardware: &Hardware,
     sysfs: &SysfsRoot,
@@ -170,7 +170,7 @@ fn vfio_group<'a>(path: &'a str, directory: Option<&'a str>) -> Option<&'a str> 
     (!group.is_empty() && group.bytes().all(|byte| byte.is_ascii_digit())).then_some(group)
 }
 
-/// Where the links of a directory lead to; none if there is no such directory.
+/// Returns the targets of the links in a directory; none if there is no such directory.
 fn links(sysfs: &SysfsRoot, directory: &str) -> Result<Vec<String>, Problem> {
     let names = present(sysfs.read_dir_for(directory, Reader::Host))?.unwrap_or_default();
     let found = names
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_strings_name_the_hardware_that_is_there() {
+    fn identities_map_to_existing_hardware() {
         let (_dir, hardware, sysfs) = machine();
         let of = |identity: &str| of_identity(&hardware, &sysfs, identity).unwrap();
         let gpu = format!("/sys/{FUNCTION}");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_the_keys_of_what_stands_behind_it() {
+    fn node_has_keys_of_its_hardware() {
         let (_dir, hardware, sysfs) = machine();
         let of = |path: &str| {
             let node = DeviceNode::at(path);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_known_by_its_path_where_the_kernel_has_no_class_of_it() {
+    fn vfio_group_is_found_by_path() {
         assert_eq!(vfio_group("/dev/vfio/6", None), Some("6"));
         assert_eq!(vfio_group("/dev/vfio/noiommu-12", None), Some("12"));
         assert_eq!(

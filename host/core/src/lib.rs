@@ -1,4 +1,4 @@
-//! The core of the host: the driver traits, the checkpoint, CDI, the registry, and the manager of claims, extended resources and pods.
+//! The core of the host: the driver traits, the checkpoint, CDI, the registry, the records of claims, and the manager of claims, extended resources and pods.
 //!
 //! Knows no kind of driver and no caller: `nodedock-wasm` and `nodedock-native` bring drivers, `nodedock-kube` and the daemon bring requests.
 
@@ -15,6 +15,7 @@ pub mod manager;
 pub mod manifest;
 pub mod pools;
 pub mod recording;
+pub mod records;
 pub mod registry;
 pub mod resources;
 pub mod standard_attributes;

@@ -12,11 +12,9 @@
 mod answer;
 pub mod claims;
 pub mod devices;
-mod handles;
-mod index;
+mod entry;
 mod pods;
 mod pool_claims;
-mod records;
 mod request;
 mod view;
 
@@ -35,27 +33,24 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::MetadataSettings;
 use crate::driver::NodeFacts;
 use crate::hardware::Hardware;
+use crate::records::{RecordStore, RecordedValues, SharedClaimTable};
 use crate::registry::Registry;
 use claims::calls::DriverCalls;
 use claims::driver_changes::DriverChanges;
 use claims::files::FileSettings;
+use claims::handles::Handles;
 use claims::prepare::Prepares;
 use claims::source::ClaimSource;
 use claims::unprepare::Unprepares;
 use claims::upkeep::Unfinished;
-use claims::{
-    ClaimMetrics, Holds, KubeletClaims, RecordedValues, Releases, Retries, SharedClaimTable,
-    SpecFiles,
-};
+use claims::{ClaimMetrics, Holds, KubeletClaims, Releases, Retries, SpecFiles};
 use devices::{ChoiceSettings, DeviceChoices, DeviceSettings, Devices};
-use handles::Handles;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 
 pub use answer::ContainerAnswer;
 pub use pods::{PodOutcome, Pods};
-pub use records::RecordStore;
 pub use request::is_in_use;
 pub use view::{PodResource, PodView, ResourceState};
 
@@ -63,24 +58,24 @@ pub use view::{PodResource, PodView, ResourceState};
 #[derive(Debug, Clone)]
 pub struct ManagerSettings {
     pub node: NodeFacts,
-    /// How long a prepare waits for a device that another claim holds.
+    /// Time for which a prepare waits for a device that another claim holds.
     pub exclusive_wait: Duration,
     /// Deadline of one call of a driver; of a device plugin's calls while devices are chosen, and again while they are allocated.
     pub call_deadline: Duration,
     /// Deadline of a device plugin's call before a container starts.
     pub pre_start_deadline: Duration,
-    /// How long a resource stays after its source has gone.
+    /// Time for which a resource stays after its source is gone.
     pub resource_grace: Duration,
     /// NUMA nodes of this machine, ascending.
     pub numa_nodes: Vec<u32>,
-    /// Where the node has its devices, and the paths that plugins name.
+    /// Root of the node's devices, and of the paths that plugins name.
     pub hardware: Hardware,
     pub metadata: MetadataSettings,
     /// A kubelet allocates the devices of native device plugins, and knows alone which are free: requests for them are refused here.
     pub kubelet_allocates: bool,
 }
 
-/// What a manager is built from.
+/// Dependencies of a manager.
 pub struct ManagerParts {
     pub claims: Arc<SharedClaimTable>,
     pub checkpoint: Checkpoint,
@@ -104,7 +99,7 @@ pub struct Manager {
     pub records: Arc<RecordStore>,
     /// CDI files and metadata files.
     pub files: Arc<SpecFiles>,
-    /// What devices keep from other claims.
+    /// Holds of devices, which exclude other claims.
     pub holds: Arc<Holds>,
     pub retries: Arc<Retries>,
     pub releases: Arc<Releases>,
@@ -112,7 +107,7 @@ pub struct Manager {
     pub kubelet: Arc<KubeletClaims>,
     /// Extended resources.
     pub devices: Arc<Devices>,
-    /// Which devices of them containers get.
+    /// Choice of the devices of extended resources that containers get.
     pub choices: Arc<DeviceChoices>,
     /// Requests of pods.
     pub pods: Arc<Pods>,

@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use nodedock_model::check::{self, Findings};
 use nodedock_model::{
     AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer,
     ContainerClaim, ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef,
@@ -24,7 +25,7 @@ use nodedock_model::{
 /// A claims file or a command's input file.
 const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 
-/// The name, among the pod's own names for claims, of the one that stands for its extended resources.
+/// Name of the claim for a pod's extended resources, among the pod's own names for claims.
 const EXTENDED_RESOURCES: &str = "extended-resources";
 
 /// The claims and pods of a file.
@@ -88,15 +89,13 @@ pub fn documents(path: &Path) -> Result<Vec<Value>, ManifestError> {
 }
 
 fn text_of(path: &Path) -> Result<String, ManifestError> {
-    let io = |source| ManifestError::Io {
-        path: path.to_owned(),
-        source,
-    };
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(MANIFEST_BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(io)?;
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MANIFEST_BYTES_MAX + 1).read_to_string(&mut text))
+        .map_err(|source| ManifestError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
     if text.len() as u64 > MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLarge(path.to_owned()));
     }
@@ -104,8 +103,8 @@ fn text_of(path: &Path) -> Result<String, ManifestError> {
 }
 
 fn split(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
-    let syntax = |error| ManifestError::Syntax(name.to_owned(), Box::new(error));
-    serde_saphyr::from_multiple(text).map_err(syntax)
+    serde_saphyr::from_multiple(text)
+        .map_err(|error| ManifestError::Syntax(name.to_owned(), Box::new(error)))
 }
 
 /// Parses a text with one or several documents. `name` is for errors.
@@ -165,10 +164,9 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
                 .and_then(Value::as_array)
                 .cloned()
                 .unwrap_or_default();
-            let of_list = |item| of_list(item, version, kind.trim_end_matches("List"));
             items
                 .into_iter()
-                .map(of_list)
+                .map(|item| of_list(item, version, kind.trim_end_matches("List")))
                 .try_for_each(|item| take(item, index, objects))
         }
         _ => Ok(()),
@@ -207,13 +205,12 @@ impl Context {
         field: &'static str,
         parsed: Result<T, NameError>,
     ) -> Result<T, ManifestError> {
-        let at = |source| ManifestError::Name {
+        parsed.map_err(|source| ManifestError::Name {
             document: self.document,
             what: self.what.clone(),
             field,
             source,
-        };
-        parsed.map_err(at)
+        })
     }
 
     fn shape(&self, what: &str) -> ManifestError {
@@ -268,8 +265,10 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
 }
 
 fn object_ref(meta: &ObjectMeta, context: &Context) -> Result<ObjectRef, ManifestError> {
-    let missing = || context.shape("metadata.uid is missing: objects are identified by it");
-    let uid = meta.uid.as_deref().ok_or_else(missing)?;
+    let uid = meta
+        .uid
+        .as_deref()
+        .ok_or_else(|| context.shape("metadata.uid is missing: objects are identified by it"))?;
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     let namespace = ObjectName::new(namespace.unwrap_or("default"));
     Ok(ObjectRef {
@@ -321,7 +320,7 @@ fn allocated(
             .clone()
             .unwrap_or_default(),
     };
-    binding.check().map_err(|error| {
+    Findings::of(|found| check::binding_conditions(found, &binding)).map_err(|error| {
         context.shape(&format!(
             "status.allocation.devices.results[] of device {}: {error}",
             result.device
@@ -359,14 +358,13 @@ fn opaque(
     let Some(opaque) = &config.opaque else {
         return Ok(None);
     };
-    let unknown = |_| {
-        context.shape(&format!(
-            "config source {:?} is neither FromClass nor FromClaim",
-            config.source
-        ))
-    };
     Ok(Some(OpaqueConfig {
-        source: config.source.parse().map_err(unknown)?,
+        source: config.source.parse().map_err(|_| {
+            context.shape(&format!(
+                "config source {:?} is neither FromClass nor FromClaim",
+                config.source
+            ))
+        })?,
         requests: config.requests.clone().unwrap_or_default(),
         driver: context.name(
             "status.allocation.devices.config[].opaque.driver",
@@ -559,8 +557,11 @@ fn check_containers(
         .flat_map(|spec| spec.resource_claims.iter().flatten());
     let known: Vec<_> = entries.map(|entry| entry.name.as_str()).collect();
     for container in containers {
-        let unknown = |claim: &&ContainerClaim| !known.contains(&claim.pod_claim_name.as_str());
-        if let Some(claim) = container.claims.iter().find(unknown) {
+        if let Some(claim) = container
+            .claims
+            .iter()
+            .find(|claim| !known.contains(&claim.pod_claim_name.as_str()))
+        {
             return Err(ManifestError::UnknownClaim {
                 pod: context.what.clone(),
                 container: container.name.clone(),

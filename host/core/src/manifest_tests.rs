@@ -55,7 +55,7 @@ fn assert_says(error: &str, parts: &[&str]) {
 }
 
 #[test]
-fn an_allocated_claim_has_its_device_config_node_and_consumers() {
+fn allocated_claim_is_read_completely() {
     let claim = only_claim("claim-one-gpu.json");
     assert_eq!(claim.id.to_string(), "default/one-gpu");
     assert_eq!(
@@ -86,7 +86,7 @@ fn an_allocated_claim_has_its_device_config_node_and_consumers() {
 }
 
 #[test]
-fn a_claim_of_several_drivers_has_the_devices_of_each() {
+fn claim_has_devices_of_each_driver() {
     let claim = only_claim("claim-gpu-and-nic.json");
     let wanted = [
         ["gpu", "gpu.example.com", "node-1", "gpu-1"],
@@ -96,7 +96,7 @@ fn a_claim_of_several_drivers_has_the_devices_of_each() {
 }
 
 #[test]
-fn a_first_available_request_keeps_its_subrequest() {
+fn first_available_request_keeps_subrequest() {
     let claim = only_claim("claim-first-available.json");
     assert_eq!(
         devices(&claim),
@@ -106,7 +106,7 @@ fn a_first_available_request_keeps_its_subrequest() {
 }
 
 #[test]
-fn a_share_has_its_id_and_what_it_consumes() {
+fn share_has_id_and_consumed_capacity() {
     let claim = only_claim("claim-share-a.json");
     let device = claim.allocation.unwrap().devices.remove(0);
     assert_eq!(
@@ -121,7 +121,7 @@ fn a_share_has_its_id_and_what_it_consumes() {
 }
 
 #[test]
-fn admin_access_is_of_every_device_of_its_request() {
+fn admin_access_covers_all_devices() {
     let claim = only_claim("claim-monitor.json");
     assert_eq!(claim.id.namespace.as_str(), "admin");
     let devices = claim.allocation.unwrap().devices;
@@ -131,7 +131,7 @@ fn admin_access_is_of_every_device_of_its_request() {
 
 /// Items of a list from the API server say neither apiVersion nor kind, and the whole list was refused.
 #[test]
-fn a_typed_list_says_what_its_items_are() {
+fn typed_list_implies_item_kinds() {
     let objects = fixture("claim-list.json");
     assert_eq!(objects.claims.len(), 7);
     let made = objects
@@ -148,7 +148,7 @@ fn a_typed_list_says_what_its_items_are() {
 }
 
 #[test]
-fn a_pod_refers_to_claims_by_name() {
+fn pod_refers_to_claims_by_name() {
     let pod = only_pod("pod-gpu-and-nic.json");
     assert_eq!(pod.pod.uid.as_str(), "60e98cf3-7d77-4c40-89e5-26b4ca5fd689");
     let reference = |name: &str, claim: &str| ClaimReference {
@@ -174,7 +174,7 @@ fn a_pod_refers_to_claims_by_name() {
 }
 
 #[test]
-fn a_pod_finds_the_claim_of_its_template_in_its_status() {
+fn template_claim_is_found_in_status() {
     let pod = only_pod("pod-template.json");
     assert_eq!(pod.claims[0].claim_name.as_str(), "pod-template-nic-zzgwv");
     assert_eq!(pod.claims[0].pod_claim_name, "nic");
@@ -182,7 +182,7 @@ fn a_pod_finds_the_claim_of_its_template_in_its_status() {
 
 /// A pod whose extended resource the scheduler took from a driver was given nothing, and no error.
 #[test]
-fn a_pod_finds_the_claim_of_its_extended_resources_in_its_status() {
+fn extended_resource_claim_comes_from_status() {
     let pod = only_pod("pod-extended.json");
     assert_eq!(
         pod.claims[0].claim_name.as_str(),
@@ -194,7 +194,7 @@ fn a_pod_finds_the_claim_of_its_extended_resources_in_its_status() {
 }
 
 #[test]
-fn a_pod_has_the_name_of_its_group() {
+fn pod_has_its_group_name() {
     let with = |group: &str| POD.replace("spec:", &format!("spec:\n  schedulingGroup: {group}"));
     let group_of = |text: &str| parse(text, "pod.yaml").unwrap().pods.remove(0).pod_group;
     assert_eq!(
@@ -227,7 +227,7 @@ spec: {}
 ";
 
 #[test]
-fn a_file_may_have_several_documents_lists_and_objects_of_other_kinds() {
+fn file_may_contain_several_documents() {
     let list = "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: x}}]\n";
     let text = format!("---\n{POD}\n---\n{CLAIM}\n---\n---\n{list}");
     let objects = parse(&text, "all.yaml").unwrap();
@@ -245,7 +245,7 @@ fn a_file_may_have_several_documents_lists_and_objects_of_other_kinds() {
 }
 
 #[test]
-fn a_claim_that_its_template_did_not_need_is_left_out() {
+fn unneeded_template_claim_is_skipped() {
     let text = POD.replace("resourceClaimName: one", "resourceClaimTemplateName: one");
     let with_status = format!("{text}status: {{resourceClaimStatuses: [{{name: gpu}}]}}\n");
     assert_eq!(parse(&with_status, "pod.yaml").unwrap().pods[0].claims, []);
@@ -256,7 +256,7 @@ fn a_claim_that_its_template_did_not_need_is_left_out() {
 }
 
 #[test]
-fn an_error_names_document_object_and_field() {
+fn error_names_document_object_and_field() {
     let second = |text: String| format!("{CLAIM}---\n{text}");
     let with_device = |device: &str| {
         let status = "status: {allocation: {devices: {results: [{request: r, driver: gpu.example.com, pool: p, device: X}]}}}";
@@ -314,7 +314,7 @@ fn an_error_names_document_object_and_field() {
 }
 
 #[test]
-fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_out() {
+fn unknown_config_source_is_refused() {
     let with = |config: &str| {
         format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n")
     };
@@ -338,7 +338,7 @@ fn a_config_of_an_unknown_source_is_refused_and_one_that_is_not_opaque_is_left_o
 }
 
 #[test]
-fn only_a_selector_of_one_node_names_a_node() {
+fn only_single_node_selector_names_node() {
     let with = |terms: &str| {
         let text = format!(
             "{CLAIM}status: {{allocation: {{nodeSelector: {{nodeSelectorTerms: [{terms}]}}}}}}\n"
@@ -376,7 +376,7 @@ fn only_a_selector_of_one_node_names_a_node() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_named() {
+fn unreadable_file_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("claims.yaml");
     let error = |path: &Path| nodedock_base::error::chain(&read(path).unwrap_err()).to_string();
@@ -395,7 +395,7 @@ fn pod_with(containers: &str) -> String {
 }
 
 #[test]
-fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
+fn limits_of_all_containers_are_read() {
     let text = pod_with(
         "initContainers: [
             {name: init, resources: {limits: {example.com/gpu: 2}}},
@@ -433,7 +433,7 @@ fn extended_resources_are_read_from_the_limits_of_every_kind_of_container() {
 }
 
 #[test]
-fn bad_extended_resources_name_the_pod_the_container_and_the_resource() {
+fn bad_resource_names_its_container() {
     let cases: [(&str, &[&str]); 7] = [
         (
             "limits: {example.com/gpu: 1500m}",
@@ -470,7 +470,7 @@ fn bad_extended_resources_name_the_pod_the_container_and_the_resource() {
 
 /// The scheduler took the resource from a driver: a device plugin is not asked for it once more.
 #[test]
-fn a_resource_that_a_claim_brings_is_not_wanted_of_a_device_plugin() {
+fn claimed_resource_needs_no_plugin() {
     let text = "{apiVersion: v1, kind: Pod, metadata: {name: p, uid: u}, spec: {containers: [
             {name: main, resources: {limits: {example.com/gpu: 1, a.dev/nic: 1}}},
             {name: other, resources: {limits: {example.com/gpu: 1}}}]},

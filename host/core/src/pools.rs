@@ -53,7 +53,8 @@ impl NodePools {
         let recorded = || by.map(|by| by.kind == DriverKind::Grpc && !by.lists);
         let is_native = self
             .registry
-            .serving_publishes_itself(driver)
+            .instances
+            .publishes_itself(driver)
             .or_else(recorded);
         if is_native.unwrap_or_else(|| self.is_native(driver)) {
             pool.clone()
@@ -133,7 +134,7 @@ mod tests {
             (DriverKind::Wasm, "gpu.wasm", "gpu.dev"),
             (DriverKind::Grpc, "nic.sock", "nic.dev"),
         ] {
-            registry.update(kind, source, |view| {
+            registry.sources.update(kind, source, |view| {
                 view.name = Some(DriverName::new(driver).unwrap())
             });
         }
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_named_with_this_node_or_without() {
+    fn node_prefix_of_pool_is_optional() {
         let pools = pools();
         for (driver, named, own) in [
             ("gpu.dev", "gpus", "gpus"),
@@ -190,7 +191,7 @@ mod tests {
 
     /// Just after a restart no plugin is registered, and its claims were listed under pools that no driver has.
     #[test]
-    fn a_record_says_whose_pools_are_published_until_the_driver_is_back() {
+    fn record_decides_pools_of_absent_driver() {
         let (pools, absent) = (pools(), DriverName::new("absent.dev").unwrap());
         let pool = PoolName::new("nics").unwrap();
         let mut record = ClaimRecord::new(

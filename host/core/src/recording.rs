@@ -32,14 +32,14 @@ pub enum Kind {
     Native,
 }
 
-/// What ran: the same for many calls.
+/// Revision of the driver that ran: the same for many calls.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Revision {
     pub kind: Kind,
     /// Name of the driver, or of the extended resource of a device plugin.
     pub driver: String,
-    /// Of a WASM driver, like all that follows: semantic version.
+    /// Semantic version. This field and all that follow belong to a WASM driver.
     pub version: String,
     /// `sha256:` and hex of its file.
     pub digest: String,
@@ -75,12 +75,12 @@ pub struct RecordedCall<V = Value> {
     pub operation: Cow<'static, str>,
     /// Identifies the operation in logs.
     pub request: String,
-    /// When it began: milliseconds since the Unix epoch.
+    /// Start of the call: milliseconds since the Unix epoch.
     pub at_ms: u64,
     pub arguments: V,
     /// Functions of the host that it called, in order.
     pub host: Vec<HostCall<V>>,
-    pub answer: Answer<V>,
+    pub answer: CallOutcome<V>,
     /// A redaction left values out: the call can be printed, and not replayed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_values_left_out: bool,
@@ -93,13 +93,13 @@ pub struct HostCall<V = Value> {
     /// Interface and function, such as `sysfs.read`.
     pub function: Cow<'static, str>,
     pub arguments: V,
-    pub answer: Answer<V>,
+    pub answer: CallOutcome<V>,
 }
 
-/// What a call returned, or why it returned nothing.
+/// Result that a call returned, or why it returned nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer<V = Value> {
+pub enum CallOutcome<V = Value> {
     Returned(V),
     Failed(Failure),
 }
@@ -120,7 +120,7 @@ pub struct Failure {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Line<V = Value> {
-    /// What runs in the calls that follow.
+    /// Revision that runs in the calls that follow.
     Revision(Revision),
     Call(RecordedCall<V>),
     /// So many calls are missing here: they were too large, came too fast, or could not be written.
@@ -140,7 +140,7 @@ pub struct DriverFile {
     pub base64: String,
 }
 
-/// By which a reader knows that a recording is whole.
+/// Last line, by which a reader knows that a recording is complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct End {

@@ -72,9 +72,9 @@ pub(crate) struct Offer {
     pub(crate) devices: Listed,
     /// The devices are those of its list: a plugin lists some time after it registered.
     pub(crate) has_listed: bool,
-    /// Since when the source is gone.
+    /// Time since which the source is gone.
     left: Option<Instant>,
-    /// Until when the plugin is not called for a preference, because a call failed.
+    /// Time until which the plugin is not called for a preference, because a call failed.
     pub(crate) unasked_until: Option<Instant>,
 }
 
@@ -120,14 +120,18 @@ impl Offer {
     fn leave(&mut self, now: Instant) {
         self.left = Some(now);
         if self.devices.values().any(|device| device.healthy) {
-            let unhealthy = |device: &PluginDevice| PluginDevice {
-                healthy: false,
-                ..device.clone()
-            };
             self.devices = Arc::new(
                 self.devices
                     .iter()
-                    .map(|(id, d)| (id.clone(), unhealthy(d)))
+                    .map(|(id, d)| {
+                        (
+                            id.clone(),
+                            PluginDevice {
+                                healthy: false,
+                                ..d.clone()
+                            },
+                        )
+                    })
                     .collect(),
             );
         }
@@ -155,7 +159,7 @@ pub(crate) struct Resources {
     adapters: BTreeMap<ExtendedResource, DriverName>,
     removed: BTreeSet<ExtendedResource>,
     generations: u64,
-    /// Whether pools beyond the bound were logged.
+    /// True if pools beyond the bound were logged.
     complained: bool,
 }
 
@@ -204,11 +208,10 @@ impl Resources {
         self.generations += 1;
         let generation = self.generations;
         let (source, plugin) = (ResourceSource::Plugin(path), Some((generation, driver)));
-        let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
         match self
             .offers
             .get_mut(resource)
-            .and_then(|offers| offers.iter_mut().find(is_plugin))
+            .and_then(|offers| offers.iter_mut().find(|offer| offer.plugin.is_some()))
         {
             Some(offer) => {
                 (offer.source, offer.plugin, offer.left) = (source, plugin, None);
@@ -257,13 +260,12 @@ impl Resources {
         now: Instant,
     ) {
         for (name, owner) in owners {
-            let offer = || Offer {
-                left: Some(now),
-                ..Offer::new(ResourceSource::Remembered, Listed::default())
-            };
-            self.offers
-                .entry(name.clone())
-                .or_insert_with(|| vec![offer()]);
+            self.offers.entry(name.clone()).or_insert_with(|| {
+                vec![Offer {
+                    left: Some(now),
+                    ..Offer::new(ResourceSource::Remembered, Listed::default())
+                }]
+            });
             self.owners.insert(name, owner);
         }
     }
@@ -275,18 +277,16 @@ impl Resources {
 
     /// A source as the checkpoint has it. Device plugins come with other sockets after a restart, and an adapter is its plugin.
     fn owner(&self, resource: &ExtendedResource, source: &ResourceSource) -> Option<NameSource> {
-        let plugin = || NameSource {
-            kind: SourceKind::Plugin,
-            name: String::new(),
-        };
         match source {
-            ResourceSource::Plugin(_) => Some(plugin()),
-            ResourceSource::Pools(driver) if self.adapters.get(resource) == Some(driver) => {
-                Some(plugin())
+            ResourceSource::Pools(driver) if self.adapters.get(resource) != Some(driver) => {
+                Some(NameSource {
+                    kind: SourceKind::Pools,
+                    name: driver.to_string(),
+                })
             }
-            ResourceSource::Pools(driver) => Some(NameSource {
-                kind: SourceKind::Pools,
-                name: driver.to_string(),
+            ResourceSource::Plugin(_) | ResourceSource::Pools(_) => Some(NameSource {
+                kind: SourceKind::Plugin,
+                name: String::new(),
             }),
             ResourceSource::Remembered => None,
         }
@@ -294,12 +294,11 @@ impl Resources {
 
     /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
     pub(crate) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
-        let of = |(name, offer): (&ExtendedResource, &Offer)| {
-            Some((name.clone(), Some(self.owner(name, &offer.source)?)))
-        };
         let new = self
             .iter()
-            .filter_map(of)
+            .filter_map(|(name, offer)| {
+                Some((name.clone(), Some(self.owner(name, &offer.source)?)))
+            })
             .filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
         let gone = self
             .owners
@@ -393,10 +392,9 @@ impl Resources {
     /// Removes sources that have been gone for `grace`. Returns the resources that changed.
     pub(crate) fn expire(&mut self, now: Instant, grace: Duration) -> BTreeSet<ExtendedResource> {
         let mut changed = BTreeSet::new();
-        let gone = |offer: &Offer| offer.left.is_some_and(|left| left + grace <= now);
         for (name, offers) in &mut self.offers {
             let before = offers.len();
-            offers.retain(|offer| !gone(offer));
+            offers.retain(|offer| offer.left.is_none_or(|left| left + grace > now));
             if offers.len() < before {
                 changed.insert(name.clone());
             }
@@ -410,7 +408,7 @@ impl Resources {
         changed
     }
 
-    /// When `expire` has something to do.
+    /// Returns the time at which `expire` has something to do.
     pub(crate) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
         let left = self
             .offers
@@ -481,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn of_pools_of_two_drivers_the_first_is_the_source_until_it_is_gone_for_good() {
+    fn first_pool_driver_keeps_resource() {
         let (mut resources, start) = (Resources::default(), Instant::now());
         let of = |short: &str| ResourceSource::Pools(driver(short));
         let gpu = BTreeSet::from([resource("gpu")]);
@@ -517,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_change_all_the_time_are_bounded_and_known_ones_stay() {
+    fn changing_names_are_bounded() {
         let (mut resources, mut now) = (Resources::default(), Instant::now());
         let named = |round: usize| -> PoolOffers {
             let names = (0..RESOURCES_MAX).map(|n| resource(&format!("r{round}-{n}")));
@@ -548,9 +546,9 @@ mod tests {
         );
     }
 
-    /// After a restart the driver that was loaded first had the name.
+    /// The driver that was loaded first had the name after a restart.
     #[test]
-    fn a_resource_stays_with_its_source_over_a_restart() {
+    fn resource_keeps_its_source_after_restart() {
         let now = Instant::now();
         let mut before = Resources::default();
         before.set_pools(pools(&["b"]), now);
@@ -601,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_has_the_resource_of_its_plugin() {
+    fn adapter_has_its_plugins_resource() {
         let now = Instant::now();
         let mut resources = Resources::default();
         let plugin = NameSource {
@@ -619,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_replaces_what_only_the_checkpoint_knows() {
+    fn source_replaces_remembered_resource() {
         let now = Instant::now();
         let mut resources = Resources::remembered(BTreeSet::from([resource("gpu")]), now);
         assert_eq!(

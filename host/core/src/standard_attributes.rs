@@ -1,5 +1,5 @@
-//! The attributes of Kubernetes that PCI devices get from the host, whatever their driver: address, PCIe root and NUMA node, by the device's
-//! identity. What a driver publishes itself stays. Blocking functions, not for async threads.
+//! Attributes of Kubernetes that PCI devices get from the host, regardless of their driver: address, PCIe root and NUMA node, by the
+//! device's identity. Attributes that a driver publishes itself stay. Blocking functions, not for async threads.
 //!
 //! Names and values are those of `k8s.io/dynamic-resource-allocation/deviceattribute`, which other drivers use.
 
@@ -15,8 +15,6 @@ const ROOT: &str = "resource.kubernetes.io/pcieRoot";
 const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 /// Identity strings of PCI functions begin with it.
 const IDENTITY: &str = "pci:";
-/// NUMA nodes that Linux can have.
-const NUMA_NODES_MAX: usize = 1024;
 
 /// The form of the NUMA node's attribute (KEP-6072).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -134,16 +132,16 @@ fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
         .unwrap_or_default();
     let distances: Option<Vec<u32>> = distances
         .split_whitespace()
-        .take(NUMA_NODES_MAX)
+        .take(limit::NUMA_NODE_ID_MAX as usize + 1)
         .map(|distance| distance.parse().ok())
         .collect();
     let distances = distances
         .filter(|all| (node as usize) < all.len())
         .unwrap_or_default();
-    let others = || (0..).zip(&distances).filter(|(other, _)| *other != node);
-    let least = others().map(|(_, distance)| distance).min();
+    let others = (0..).zip(&distances).filter(|(other, _)| *other != node);
+    let least = others.clone().map(|(_, distance)| distance).min();
     let here = socket(sysfs, node)?;
-    for (other, _) in others().filter(|(_, distance)| Some(*distance) == least) {
+    for (other, _) in others.filter(|(_, distance)| Some(*distance) == least) {
         if here.is_none() || socket(sysfs, other)?.is_none_or(|there| Some(there) == here) {
             nodes.push(i64::from(other));
         }
@@ -266,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_has_its_address_root_and_numa_node() {
+    fn pci_function_has_standard_attributes() {
         let gpu = added(
             device(&["pci:0000:3b:00.0", "uuid:1"]),
             NumaNodeForm::Number,
@@ -292,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_has_the_nearest_nodes_of_the_socket_and_those_of_an_unknown_one() {
+    fn numa_list_has_nearest_nodes() {
         let gpu = added(device(&["pci:0000:3b:00.0"]), NumaNodeForm::List);
         assert_eq!(
             attributes(&gpu)[0],
@@ -321,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_publishes_stays_and_a_device_that_is_no_single_function_gets_nothing() {
+    fn published_attributes_are_not_overwritten() {
         let mut own = device(&["pci:0000:3b:00.0"]);
         own.attributes
             .insert(QualifiedName::new(ROOT).unwrap(), text("pci0000:00"));

@@ -5,6 +5,7 @@
 
 pub mod attribute;
 pub mod blocking;
+pub mod in_use;
 pub mod pci;
 mod restore;
 pub mod simulation;
@@ -19,6 +20,7 @@ use std::time::Instant;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::sysfs::attribute::{Attribute, Written};
 use crate::sysfs::blocking::LOOK_WALL;
 use crate::sysfs::simulation::Simulation;
 use nodedock_base::beneath;
@@ -38,8 +40,8 @@ pub const VALUE_BYTES_MAX: usize = 4096;
 const GLOB_DIRECTORIES_MAX: usize = 16_384;
 const GLOB_DEPTH_MAX: usize = 12;
 
-/// Never read, whatever is granted: other mounts' contents, secrets and addresses of the kernel, and files whose reading acts on
-/// the hardware or hangs (ROM, vital product data, configuration space, memory of a PCI device).
+/// Paths that are never read, regardless of grants: other mounts' contents, secrets and addresses of the kernel, and files whose reading
+/// acts on the hardware or hangs (ROM, vital product data, configuration space, memory of a PCI device).
 static READ_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
         "**/rom",
@@ -61,7 +63,7 @@ static READ_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     ])
 });
 
-/// For whom a file or directory below `/sys` is read.
+/// Reader of a file or directory below `/sys`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
     /// The host itself, which reads what root may.
@@ -87,7 +89,7 @@ pub fn read_stuck() -> Problem {
 pub struct SysfsRoot {
     root: OwnedFd,
     path: PathBuf,
-    /// What follows a write where no kernel is.
+    /// Simulation of the effects of a write, where there is no kernel.
     simulation: Option<Simulation>,
 }
 
@@ -169,6 +171,15 @@ impl SysfsRoot {
         Ok(true)
     }
 
+    /// Writes to the file that was read before, or binds the PCI function. An error: it is another file, or cannot be opened, and nothing was
+    /// written.
+    pub fn store(&self, found: &Attribute, value: &str) -> Result<Written, Problem> {
+        if pci::is_binding(&found.path) {
+            return self.pci().bind(found, value);
+        }
+        self.write(found, value)
+    }
+
     /// The effects of a write that the file took.
     fn written(&self, path: &str, value: &str) -> std::io::Result<()> {
         let Some(simulation) = &self.simulation else {
@@ -245,7 +256,7 @@ impl SysfsRoot {
         }
     }
 
-    /// As `find_text`; `None` also for what no driver may read and for what is no file.
+    /// Returns the same as `find_text`; `None` also for a file that no driver may read, and for a path that is no file.
     pub fn fact(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.find_text(path) {
             Err(problem) if problem.kind.is_permanent() => Ok(None),
@@ -253,7 +264,7 @@ impl SysfsRoot {
         }
     }
 
-    /// Whether there is such a file or directory: a network interface, a device.
+    /// Returns whether there is such a file or directory: a network interface, a device.
     pub fn exists(&self, path: &str) -> Result<bool, Problem> {
         Ok(self.find(path)?.is_some())
     }
@@ -408,9 +419,9 @@ pub fn not_permitted(path: &str) -> Problem {
     Problem::denied(ProblemCode::NotPermitted, message)
 }
 
-/// Whether the kernel says of a read that the attribute has no value at the moment, and not that the read failed: a link is down
-/// (`EINVAL`, Documentation/ABI/testing/sysfs-class-net), the device has no such property (`EOPNOTSUPP`, and `ENOTSUPP` of the kernel's
-/// own), is being removed (`ENODEV`, `ENXIO`), or has not measured yet (`ENODATA`).
+/// Returns whether the kernel reports that an attribute has no value at the moment, and not that the read failed: a link is down (`EINVAL`,
+/// Documentation/ABI/testing/sysfs-class-net), the device has no such property (`EOPNOTSUPP`, and `ENOTSUPP` of the kernel's own), is being
+/// removed (`ENODEV`, `ENXIO`), or has not measured yet (`ENODATA`).
 fn has_no_value(errno: Errno) -> bool {
     const NOTSUPP: Errno = Errno::from_raw_os_error(524);
     let none = [
@@ -431,7 +442,7 @@ fn no_value(path: &str, errno: Errno) -> Problem {
     )
 }
 
-/// Whether a problem says that there is nothing, as opposed to a read that failed.
+/// Returns whether a problem says that there is nothing, as opposed to a read that failed.
 pub fn is_absent(problem: &Problem) -> bool {
     problem.kind == ProblemKind::NotFound || problem.code == ProblemCode::NoValue
 }

@@ -33,7 +33,7 @@ pub use probes::AtStart;
 /// Deadline of each part of the daemon in a liveness check: as long as a commit may take before it is reported.
 const LIVE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the server reads.
+/// State that the admin server reads.
 #[derive(Clone)]
 pub struct Admin {
     pub registry: Registry,
@@ -41,11 +41,11 @@ pub struct Admin {
     pub checkpoint: Checkpoint,
     pub conditions: Conditions,
     pub pod_resources: Arc<pod_resources::Counters>,
-    /// What was found at the start and has to be loaded before the daemon is ready.
+    /// Drivers and sockets that were found at the start and have to be loaded before the daemon is ready.
     pub at_start: Arc<AtStart>,
-    /// Of a Kubernetes node.
+    /// Present on a Kubernetes node.
     pub cluster: Option<Cluster>,
-    /// How often a parent process has started the daemon again, if it has one.
+    /// Number of times that a parent process has started the daemon again, if it has one.
     pub restarts: Option<u64>,
     pub tasks: Tasks,
 }

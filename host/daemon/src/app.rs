@@ -42,18 +42,18 @@ use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
-use nodedock_core::checkpoint::{Checkpoint, Dump, StoredRecords};
+use nodedock_core::checkpoint::{Checkpoint, StoredRecords};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::RecordedValues;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::pools::{LocalizedClaims, NodePools};
 use nodedock_core::recording::Recordings;
+use nodedock_core::records::RecordedValues;
+use nodedock_core::records::SharedClaimTable;
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
@@ -83,12 +83,12 @@ const CRASH_REPORTED: Duration = Duration::from_secs(600);
 /// Queue of events of a watched directory.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
 
-/// What one start of this process has to do with those before.
+/// State of this process's start that depends on earlier starts.
 pub struct Start {
     pub boot_id: String,
     /// Sockets that may outlive the process.
     pub listeners: Listeners,
-    /// Of a daemon with a parent process (`nodedockd run --supervise`).
+    /// Present in a daemon with a parent process (`nodedockd run --supervise`).
     pub restarts: Option<Restarts>,
     /// The last crash was reported.
     pub is_reported: AtomicBool,
@@ -161,7 +161,7 @@ impl Signals {
 }
 
 struct Daemon {
-    /// What metrics and probes read.
+    /// State that metrics and probes read.
     admin: Admin,
     /// The sockets by which a kubelet knows the drivers.
     kubelet_sockets: KubeletSockets,
@@ -170,7 +170,7 @@ struct Daemon {
 
 #[derive(Default)]
 struct DaemonTasks {
-    /// What brings new work: the APIs.
+    /// Tasks that accept new work: the APIs.
     intake: Tasks,
     /// Requests under way.
     work: Tasks,
@@ -178,7 +178,7 @@ struct DaemonTasks {
     drivers: Tasks,
 }
 
-/// What is opened before a socket is bound. No task runs yet.
+/// Parts that are opened before a socket is bound. No task runs yet.
 struct Built {
     config: Config,
     node: NodeFacts,
@@ -187,13 +187,13 @@ struct Built {
     cdi: CdiDir,
     checkpoint: Checkpoint,
     claims: Arc<SharedClaimTable>,
-    /// Of drivers and extended resources.
+    /// Names of drivers and extended resources.
     names: Vec<NameRecord>,
     adapters: Adapters,
     adapter_files: AdapterFiles,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
-    /// Of a Kubernetes node.
+    /// Present on a Kubernetes node.
     client: Option<KubeClient>,
     offers: Option<StoredOffers>,
     local: Option<LocalApi>,
@@ -292,8 +292,9 @@ impl Built {
             &paths.identity(),
             config.cdi.access,
         )?;
-        let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
-        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
+        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions, |dump| {
+            node_name::settle(&config.node, dump, &conditions)
+        })?;
         failpoint::pass(Point::Recovered);
         config.rename_node(opened.dump.node.as_ref().map(|record| &record.name));
         let (paths, node) = (
@@ -304,7 +305,7 @@ impl Built {
             },
         );
         let offers = match config.kubernetes {
-            Some(_) => Some(StoredOffers::take(&opened.checkpoint, &mut opened.dump).await),
+            Some(_) => Some(StoredOffers::take(&mut opened.dump)),
             None => None,
         };
         let unreadable = opened.dump.unreadable_claims();
@@ -359,8 +360,8 @@ impl Built {
             Some(previous_versions.clone()),
         );
         // The files are not read yet: a source that is not known may be there.
-        registry.set_listed(false);
-        let registry = {
+        registry.names.set_listed(false);
+        {
             let records: Vec<_> = claims.lock().claims().cloned().collect();
             let known = names::evidence(
                 records.iter().map(AsRef::as_ref),
@@ -368,13 +369,13 @@ impl Built {
             );
             let (checkpoint, claims) = (opened.checkpoint.clone(), claims.clone());
             let records = opened.dump.names.clone();
-            registry.with_names(
+            registry.names.load(
                 NameStore { checkpoint, claims },
                 records,
                 unreadable_names,
                 known,
-            )
-        };
+            );
+        }
         let local = match &config.local_api {
             Some(local) => {
                 let (checkpoint, objects) = (opened.checkpoint.clone(), opened.dump.objects);
@@ -640,8 +641,8 @@ async fn report_crash(restarts: Restarts, conditions: Conditions) {
     conditions.clear(code, "daemon");
 }
 
-/// Where claims are read that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim that
-/// is gone.
+/// Returns the source of claims that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim
+/// that is gone.
 fn claim_source(
     paths: &Paths,
     pools: &NodePools,

@@ -39,14 +39,14 @@ pub use recording::{RecordedName, RecordingSection};
 pub struct ConfigFile {
     /// Name of this node; the one that it had, and at first the machine's host name, unless set.
     pub node_name: Option<String>,
-    /// Where CDI specs are written.
+    /// Directory into which CDI specs are written.
     pub cdi_dir: Option<PathBuf>,
     /// Directories in which container runtimes look for CDI specs, by priority, as in their own configs.
     #[serde(deserialize_with = "values::directories")]
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
-    /// Which users may read the CDI files.
+    /// Access of users to the CDI files.
     pub cdi_files: CdiFilesSection,
-    /// Whether containers get files with the attributes of their devices (KEP-5304); true unless set.
+    /// True if containers get files with the attributes of their devices (KEP-5304); true unless set.
     pub device_metadata: Option<bool>,
     pub claims: ClaimsSection,
     pub admin: AdminSection,
@@ -59,7 +59,7 @@ pub struct ConfigFile {
     /// Device plugins that are DRA drivers, beside those of files.
     #[serde(deserialize_with = "adapters::entries")]
     pub device_plugin_adapters: Vec<Adapter>,
-    /// As it is written; `policy` is checked.
+    /// The section as written; `policy` is checked.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
     #[serde(skip)]
@@ -116,19 +116,18 @@ impl ConfigFile {
     }
 
     pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let invalid = |error| ConfigError::Parse {
-            path: path.to_owned(),
-            source: Box::new(error),
-        };
-        let mut config: Self = serde_saphyr::from_str(text).map_err(invalid)?;
-        let untrusted = |source| ConfigError::Trust {
-            path: path.to_owned(),
-            source: Box::new(source),
-        };
+        let mut config: Self =
+            serde_saphyr::from_str(text).map_err(|error| ConfigError::Parse {
+                path: path.to_owned(),
+                source: Box::new(error),
+            })?;
         config.policy = config
             .trust
             .check(path.parent().unwrap_or(path))
-            .map_err(untrusted)?;
+            .map_err(|source| ConfigError::Trust {
+                path: path.to_owned(),
+                source: Box::new(source),
+            })?;
         Ok(config)
     }
 
@@ -178,15 +177,15 @@ pub struct Flags {
     /// Identity of this instance where several share one root, such as a pod's UID: the newest serves, and the others hand over to it
     #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
     pub instance_uid: Option<Uid>,
-    /// Where CDI specs are written; runtimes read /etc/cdi and /var/run/cdi only [default: ROOT/var/run/cdi]
+    /// Directory of the CDI specs; runtimes read /etc/cdi and /var/run/cdi only [default: ROOT/var/run/cdi]
     #[arg(long, value_name = "DIR")]
     pub cdi_dir: Option<PathBuf>,
 }
 
-/// What the daemon runs with.
+/// Configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Below which all paths are.
+    /// Directory below which all paths are.
     pub root: PathBuf,
     pub paths: Paths,
     pub node: NodeName,
@@ -194,7 +193,7 @@ pub struct Config {
     pub claims: ClaimsConfig,
     pub drivers: DriversConfig,
     pub recording: RecordingConfig,
-    /// Where metrics and probes are answered besides the admin socket.
+    /// Address on which metrics and probes are served besides the admin socket.
     pub admin_address: Option<SocketAddr>,
     /// None: this is no Kubernetes node.
     pub kubernetes: Option<KubernetesConfig>,
@@ -202,7 +201,7 @@ pub struct Config {
     pub local_api: Option<LocalApiConfig>,
     /// This run of the daemon among others on the same root, of which one serves and hands over to the next. None: it is alone.
     pub instance: Option<Uid>,
-    /// Where the node has its devices: of this machine, or of a recorded one.
+    /// Machine whose devices the node has: this one, or a recorded one.
     pub hardware: Hardware,
     pub file: FileConfig,
 }
@@ -219,9 +218,9 @@ pub struct CdiConfig {
 /// The times of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClaimsConfig {
-    /// How long a prepare waits for another claim to be released from a device.
+    /// Time for which a prepare waits for another claim to be released from a device.
     pub exclusive_wait: Duration,
-    /// How long a driver has for a prepare or an unprepare.
+    /// Deadline of a driver for a prepare or an unprepare.
     pub call_deadline: Duration,
 }
 
@@ -268,12 +267,6 @@ impl Config {
             .unwrap_or(paths.cdi);
         paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
         let node_name = flags.node_name.or_else(|| file.node_name.clone());
-        let host_name = || {
-            rustix::system::uname()
-                .nodename()
-                .to_string_lossy()
-                .into_owned()
-        };
         // What a file names has the file.
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
         let images = file.driver_images.iter().map(|entry| entry.image(path));
@@ -282,8 +275,6 @@ impl Config {
             adapters: file.device_plugin_adapters.clone(),
             policy: file.policy.clone(),
         };
-        let milliseconds =
-            |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         let kubernetes = kubernetes::resolve(
             flags.kubernetes,
             &file.kubernetes,
@@ -331,6 +322,17 @@ impl Config {
             },
         })
     }
+}
+
+fn milliseconds(value: Option<u64>, default: Duration) -> Duration {
+    value.map_or(default, Duration::from_millis)
+}
+
+fn host_name() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
 }
 
 impl Config {
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_or_value_that_is_not_allowed_is_an_error_with_its_line() {
+    fn config_error_has_its_line() {
         assert_eq!(
             parse("nodeName: n1\n").unwrap().node_name.as_deref(),
             Some("n1")
@@ -504,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_restart_is_known_by_its_keys_and_trust_is_not_among_them() {
+    fn trust_change_needs_no_restart() {
         let parse = |text| parse(text).unwrap();
         let started = parse("nodeName: n1\n");
         assert_eq!(
@@ -521,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_file_and_the_file_over_defaults() {
+    fn flags_override_file_and_defaults() {
         let config =
             |flags, yaml| Config::new(Path::new("/r"), None, flags, parse(yaml).unwrap()).unwrap();
         let flags = || Flags {

@@ -11,12 +11,11 @@ use nodedock_core::manager::claims::{ClaimOutcome, PodSelector};
 use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
-use nodedock_kube::taints::{AddedTaints, RuleTaint};
+use nodedock_kube::taints::AddedTaints;
 use nodedock_model::{
-    AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim,
-    ClaimRecord, ClaimReference, Consumer, ContainerClaim, ContainerKind, DriverName, NameError,
-    ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Problem, ProblemCode, Taint,
-    is_dns_label, limit,
+    AllocatedDevice, Allocation, AttributeValue, Claim, ClaimReference, Consumer, ContainerClaim,
+    ContainerKind, DriverName, NameError, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
+    Problem, ProblemCode, Taint, is_dns_label, limit,
 };
 
 mod claims;
@@ -133,8 +132,11 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
         .map(|claim| claim.pod_claim_name.as_str())
         .collect();
     for container in &containers {
-        let known = |claim: &ContainerClaim| names.contains(claim.pod_claim_name.as_str());
-        if let Some(unknown) = container.claims.iter().find(|claim| !known(claim)) {
+        if let Some(unknown) = container
+            .claims
+            .iter()
+            .find(|claim| !names.contains(claim.pod_claim_name.as_str()))
+        {
             let (name, claim) = (&container.name, &unknown.pod_claim_name);
             let message =
                 format!("container {name:?} uses claim {claim:?}, which the pod does not have");
@@ -197,13 +199,16 @@ fn container(container: &v1::Container) -> Result<PodContainer, Problem> {
         container.claims.len(),
         limit::CONTAINER_CLAIMS_MAX,
     )?;
-    let claim = |claim: &v1::ContainerClaim| ContainerClaim {
-        pod_claim_name: claim.pod_claim_name.clone(),
-        request: not_empty(&claim.request),
-    };
     Ok(PodContainer {
         name: label("containers[].name", &container.name)?,
-        claims: container.claims.iter().map(claim).collect(),
+        claims: container
+            .claims
+            .iter()
+            .map(|claim| ContainerClaim {
+                pod_claim_name: claim.pod_claim_name.clone(),
+                request: not_empty(&claim.request),
+            })
+            .collect(),
         kind: container_kind(&container.kind)?,
         resources: resources::limits(&container.name, &container.extended_resources)?,
         numa_affinity: resources::numa_nodes(&container.name, &container.numa_affinity)?,
@@ -295,14 +300,13 @@ fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
 }
 
 fn config(config: &v1::OpaqueConfig) -> Result<OpaqueConfig, Problem> {
-    let unknown = |_| {
-        invalid(format!(
-            "configs[].source: {:?} is neither FromClass nor FromClaim",
-            config.source
-        ))
-    };
     Ok(OpaqueConfig {
-        source: config.source.parse().map_err(unknown)?,
+        source: config.source.parse().map_err(|_| {
+            invalid(format!(
+                "configs[].source: {:?} is neither FromClass nor FromClaim",
+                config.source
+            ))
+        })?,
         requests: config.requests.clone(),
         driver: name("configs[].driver", &config.driver)?,
         parameters: config.parameters.clone(),
@@ -345,7 +349,24 @@ fn consumer_message(consumer: &Consumer) -> v1::Consumer {
 }
 
 fn allocation_message(allocation: &Allocation) -> v1::Allocation {
-    let device = |device: &AllocatedDevice| v1::AllocatedDevice {
+    v1::Allocation {
+        devices: allocation.devices.iter().map(device_message).collect(),
+        configs: allocation.configs.iter().map(config_message).collect(),
+        node_name: allocation.node_name.clone().unwrap_or_default(),
+    }
+}
+
+fn config_message(config: &OpaqueConfig) -> v1::OpaqueConfig {
+    v1::OpaqueConfig {
+        source: config.source.to_string(),
+        requests: config.requests.clone(),
+        driver: config.driver.to_string(),
+        parameters: config.parameters.clone(),
+    }
+}
+
+fn device_message(device: &AllocatedDevice) -> v1::AllocatedDevice {
+    v1::AllocatedDevice {
         request: device.request.clone(),
         driver: device.driver.to_string(),
         pool: device.pool.to_string(),
@@ -353,50 +374,15 @@ fn allocation_message(allocation: &Allocation) -> v1::Allocation {
         share_id: device.share_id.clone(),
         admin_access: device.admin_access,
         consumed_capacity: device.consumed.clone(),
-    };
-    let config = |config: &OpaqueConfig| v1::OpaqueConfig {
-        source: config.source.to_string(),
-        requests: config.requests.clone(),
-        driver: config.driver.to_string(),
-        parameters: config.parameters.clone(),
-    };
-    v1::Allocation {
-        devices: allocation.devices.iter().map(device).collect(),
-        configs: allocation.configs.iter().map(config).collect(),
-        node_name: allocation.node_name.clone().unwrap_or_default(),
     }
 }
 
 /// Returns the message of a pod's request, as the command line sends it.
 pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequest {
-    let reference = |claim: &ClaimReference| v1::ClaimReference {
-        pod_claim_name: claim.pod_claim_name.clone(),
-        claim_name: claim.claim_name.to_string(),
-        claim_uid: claim
-            .claim_uid
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-    };
-    let container_claim = |claim: &ContainerClaim| v1::ContainerClaim {
-        pod_claim_name: claim.pod_claim_name.clone(),
-        request: claim.request.clone().unwrap_or_default(),
-    };
-    let container = |container: &PodContainer| v1::Container {
-        name: container.name.clone(),
-        claims: container.claims.iter().map(container_claim).collect(),
-        kind: container.kind.as_str().to_owned(),
-        extended_resources: container
-            .resources
-            .iter()
-            .map(|(name, count)| (name.to_string(), *count))
-            .collect(),
-        numa_affinity: container.numa_affinity.clone(),
-    };
     v1::PreparePodRequest {
         pod: Some(object_message(&request.pod)),
-        claims: request.claims.iter().map(reference).collect(),
-        containers: request.containers.iter().map(container).collect(),
+        claims: request.claims.iter().map(reference_message).collect(),
+        containers: request.containers.iter().map(container_message).collect(),
         inline_claims: inline.iter().map(claim_message).collect(),
         pod_group: request
             .pod_group
@@ -406,27 +392,62 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
     }
 }
 
+fn container_message(container: &PodContainer) -> v1::Container {
+    v1::Container {
+        name: container.name.clone(),
+        claims: container
+            .claims
+            .iter()
+            .map(|claim| v1::ContainerClaim {
+                pod_claim_name: claim.pod_claim_name.clone(),
+                request: claim.request.clone().unwrap_or_default(),
+            })
+            .collect(),
+        kind: container.kind.as_str().to_owned(),
+        extended_resources: container
+            .resources
+            .iter()
+            .map(|(name, count)| (name.to_string(), *count))
+            .collect(),
+        numa_affinity: container.numa_affinity.clone(),
+    }
+}
+
+fn reference_message(claim: &ClaimReference) -> v1::ClaimReference {
+    v1::ClaimReference {
+        pod_claim_name: claim.pod_claim_name.clone(),
+        claim_name: claim.claim_name.to_string(),
+        claim_uid: claim
+            .claim_uid
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+    }
+}
+
 /// The taints of a device: of its driver, then of the host, then of rules.
 pub fn taints(own: &[Taint], added: &AddedTaints) -> Vec<v1::Taint> {
-    let taint = |taint: &Taint, source: &str| v1::Taint {
+    let own = own.iter().map(|own| taint(own, "driver"));
+    let host = added.host.iter().map(|host| taint(host, "nodedock"));
+    own.chain(host)
+        .chain(added.rules.iter().map(|of| v1::Taint {
+            key: of.key.clone(),
+            value: of.value.clone(),
+            effect: of.effect.clone(),
+            source: "rule".to_owned(),
+            rule: of.rule.to_string(),
+        }))
+        .collect()
+}
+
+fn taint(taint: &Taint, source: &str) -> v1::Taint {
+    v1::Taint {
         key: taint.key.clone(),
         value: taint.value.clone(),
         effect: taint.effect.as_str().to_owned(),
         source: source.to_owned(),
         rule: String::new(),
-    };
-    let of_rule = |of: &RuleTaint| v1::Taint {
-        key: of.key.clone(),
-        value: of.value.clone(),
-        effect: of.effect.clone(),
-        source: "rule".to_owned(),
-        rule: of.rule.to_string(),
-    };
-    let own = own.iter().map(|own| taint(own, "driver"));
-    let host = added.host.iter().map(|host| taint(host, "nodedock"));
-    own.chain(host)
-        .chain(added.rules.iter().map(of_rule))
-        .collect()
+    }
 }
 
 pub fn object_message(object: &ObjectRef) -> v1::ObjectRef {
@@ -487,22 +508,28 @@ fn claim_outcome(outcome: &ClaimOutcome) -> v1::ClaimOutcome {
 
 pub fn container_devices(container: &ContainerAnswer) -> v1::ContainerDevices {
     let allocation = &container.allocation;
-    let mount = |mount: &AllocationMount| v1::Mount {
-        host_path: mount.host_path.clone(),
-        container_path: mount.container_path.clone(),
-        read_only: mount.read_only,
-    };
-    let node = |node: &AllocationNode| v1::DeviceNode {
-        host_path: node.host_path.clone(),
-        container_path: node.container_path.clone(),
-        permissions: node.permissions.clone(),
-    };
     v1::ContainerDevices {
         name: container.name.clone(),
         cdi_devices: allocation.cdi_devices.clone(),
         env: allocation.env.clone(),
-        mounts: allocation.mounts.iter().map(mount).collect(),
-        device_nodes: allocation.device_nodes.iter().map(node).collect(),
+        mounts: allocation
+            .mounts
+            .iter()
+            .map(|mount| v1::Mount {
+                host_path: mount.host_path.clone(),
+                container_path: mount.container_path.clone(),
+                read_only: mount.read_only,
+            })
+            .collect(),
+        device_nodes: allocation
+            .device_nodes
+            .iter()
+            .map(|node| v1::DeviceNode {
+                host_path: node.host_path.clone(),
+                container_path: node.container_path.clone(),
+                permissions: node.permissions.clone(),
+            })
+            .collect(),
         annotations: allocation.annotations.clone(),
         conflicts: container.conflicts.clone(),
     }
@@ -531,14 +558,17 @@ pub fn unprepared(requested: &v1::ObjectRef, outcomes: &[PodOutcome]) -> v1::Unp
 
 /// Answers from the records of a pod that was prepared before.
 pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
-    let outcome = |claim: &ClaimRecord| v1::ClaimOutcome {
-        id: Some(object_message(&claim.id)),
-        outcome: claim.state.as_str().to_owned(),
-        problem: worst_problem(claim),
-    };
     v1::PreparePodResponse {
         pod: Some(object_message(&view.pod)),
-        claims: view.claims.iter().map(|claim| outcome(claim)).collect(),
+        claims: view
+            .claims
+            .iter()
+            .map(|claim| v1::ClaimOutcome {
+                id: Some(object_message(&claim.id)),
+                outcome: claim.state.as_str().to_owned(),
+                problem: worst_problem(claim),
+            })
+            .collect(),
         containers: view.containers.iter().map(container_devices).collect(),
         resources: view.resources.iter().map(resources::held).collect(),
     }
@@ -596,17 +626,14 @@ pub fn trust(trust: &TrustView) -> v1::DriverTrust {
 }
 
 fn native(native: &NativeView, driver: Option<&DriverName>, pools: &NodePools) -> v1::NativePlugin {
-    let published = |pool| {
-        driver.map_or_else(
-            || PoolName::clone(pool),
-            |driver| pools.published(driver, pool),
-        )
-    };
     let health = native
         .health
         .iter()
         .map(|((pool, device), health)| v1::DeviceHealth {
-            pool: published(pool).to_string(),
+            pool: match driver {
+                Some(driver) => pools.published(driver, pool).to_string(),
+                None => pool.to_string(),
+            },
             device: device.to_string(),
             health: health.state.as_str().to_owned(),
             message: health.message.clone(),

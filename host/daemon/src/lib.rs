@@ -14,7 +14,7 @@ pub mod telemetry;
 
 pub mod app;
 
-/// For fuzz targets and tests. In no build that is shipped.
+/// Helpers for fuzz targets and tests. In no build that is shipped.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing {
     pub mod fuzz;

@@ -24,8 +24,7 @@ use nodedock_base::users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
-use nodedock_core::manager::claims::ClaimOutcome;
-use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
+use nodedock_core::manager::devices::{Capacity, ResourceSource};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
@@ -33,7 +32,7 @@ use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
+    Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode,
     is_plugin_driver, limit,
 };
 
@@ -47,18 +46,18 @@ pub struct NodeApi {
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
     pub node: NodeFacts,
-    /// Of a Kubernetes node, and of one with the local API.
+    /// Present on a Kubernetes node, and on one with the local API.
     pub taints: Option<DeviceTaints>,
-    /// Of a machine with the local API.
+    /// Present on a machine with the local API.
     pub local_claims: Option<LocalClaims>,
     pub device_names: DeviceNames,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
-    /// When the daemon started; milliseconds since the Unix epoch.
+    /// Start of the daemon, in milliseconds since the Unix epoch.
     pub started_ms: u64,
     pub recorded: RecordedDrivers,
     pub tasks: Tasks,
-    /// Of a Kubernetes node.
+    /// Present on a Kubernetes node.
     pub extended_resources: Option<ExtendedResources>,
 }
 
@@ -99,13 +98,14 @@ fn caller<T>(request: &Request<T>) -> Caller {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 fn stopping() -> Problem {
     Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
 }
 
-/// How often the claims of one prepare are allocated: each repetition means that another claim has what this one would have got.
+/// Maximum number of times that the claims of one prepare are allocated: each repetition means that another claim has a device that this
+/// one would have got.
 const LOCAL_TRIES_MAX: usize = 8;
 
 fn refuse(problem: Problem) -> Status {
@@ -114,7 +114,10 @@ fn refuse(problem: Problem) -> Status {
 
 #[tonic::async_trait]
 impl Node for NodeApi {
-    async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
+    async fn prepare_pod(
+        &self,
+        request: Request<PreparePodRequest>,
+    ) -> RpcResult<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
         let namespace = pod.pod.namespace.clone();
@@ -125,12 +128,12 @@ impl Node for NodeApi {
         let outcome = match &self.local_claims {
             Some(local) => {
                 let (local, manager) = (local.clone(), self.manager.clone());
-                // A prepare goes on when its caller is gone, and so has the reservation.
+                // A prepare is not cancelled when its caller disconnects, and neither is the reservation.
                 let work = async move {
-                    let is_inline =
-                        |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
-                    let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
+                    let names: Vec<_> = names
+                        .filter(|name| inline.iter().all(|claim| claim.id.name != *name))
+                        .collect();
                     let mut tries = 1;
                     loop {
                         // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
@@ -140,17 +143,17 @@ impl Node for NodeApi {
                             .prepare(pod.clone(), inline.clone(), request_id.clone())
                             .await;
                         drop(reservation);
-                        let is_taken = |claim: &&ClaimOutcome| {
+                        let taken = outcome.claims.iter().filter(|claim| {
                             names.contains(&claim.name)
                                 && claim.end.as_ref().is_err_and(manager::is_in_use)
-                        };
-                        let mut taken = outcome.claims.iter().filter(is_taken).peekable();
-                        if taken.peek().is_none() || tries == LOCAL_TRIES_MAX {
+                        });
+                        let taken: Vec<_> = taken.collect();
+                        if taken.is_empty() || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);
                         }
                         tries += 1;
                         local
-                            .allocate_again(taken.filter_map(|claim| claim.uid.as_ref()))
+                            .allocate_again(taken.iter().filter_map(|claim| claim.uid.as_ref()))
                             .await;
                     }
                 };
@@ -178,7 +181,7 @@ impl Node for NodeApi {
     async fn unprepare_pod(
         &self,
         request: Request<UnpreparePodRequest>,
-    ) -> Answer<UnpreparePodResponse> {
+    ) -> RpcResult<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
@@ -197,7 +200,7 @@ impl Node for NodeApi {
     async fn release_claim(
         &self,
         request: Request<ReleaseClaimRequest>,
-    ) -> Answer<ReleaseClaimResponse> {
+    ) -> RpcResult<ReleaseClaimResponse> {
         let request_id = begin("ReleaseClaim", &request);
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
@@ -217,7 +220,7 @@ impl Node for NodeApi {
     async fn get_pod_devices(
         &self,
         request: Request<GetPodDevicesRequest>,
-    ) -> Answer<PreparePodResponse> {
+    ) -> RpcResult<PreparePodResponse> {
         begin("GetPodDevices", &request);
         let pod = request.into_inner().pod.unwrap_or_default();
         let view = self.manager.pods.get(&pod.uid).ok_or_else(|| {
@@ -238,7 +241,7 @@ impl Node for NodeApi {
     async fn pod_might_need_unprepare(
         &self,
         request: Request<PodMightNeedUnprepareRequest>,
-    ) -> Answer<PodMightNeedUnprepareResponse> {
+    ) -> RpcResult<PodMightNeedUnprepareResponse> {
         begin("PodMightNeedUnprepare", &request);
         let might = self
             .manager
@@ -250,7 +253,7 @@ impl Node for NodeApi {
     async fn start_container(
         &self,
         request: Request<StartContainerRequest>,
-    ) -> Answer<ContainerDevices> {
+    ) -> RpcResult<ContainerDevices> {
         let request_id = begin("StartContainer", &request);
         let request = request.into_inner();
         let (pod, container) = convert::start_request(request).map_err(refuse)?;
@@ -266,14 +269,13 @@ impl Node for NodeApi {
     async fn get_capacity(
         &self,
         request: Request<GetCapacityRequest>,
-    ) -> Answer<GetCapacityResponse> {
+    ) -> RpcResult<GetCapacityResponse> {
         begin("GetCapacity", &request);
         let manager = &self.manager;
-        let is_claimed = |driver: &DriverName, id: &str| manager.records.is_claimed(driver, id);
         let mut answer = convert::capacity(
             &manager.devices.capacity(),
             &manager.pods.list(),
-            is_claimed,
+            |driver, id| manager.records.is_claimed(driver, id),
         );
         if let Some(extended_resources) = &self.extended_resources {
             let disabled = manager
@@ -282,11 +284,7 @@ impl Node for NodeApi {
                 .map(|adapters| adapters.disabled())
                 .unwrap_or_default();
             let disabled = disabled.into_iter().map(|(driver, _)| driver).collect();
-            convert::set_mechanisms(
-                &mut answer,
-                &extended_resources.view().mechanisms,
-                &disabled,
-            );
+            convert::set_mechanisms(&mut answer, &extended_resources.mechanisms(), &disabled);
         }
         Ok(Response::new(answer))
     }
@@ -294,7 +292,7 @@ impl Node for NodeApi {
     async fn get_topology_hints(
         &self,
         request: Request<GetTopologyHintsRequest>,
-    ) -> Answer<GetTopologyHintsResponse> {
+    ) -> RpcResult<GetTopologyHintsResponse> {
         begin("GetTopologyHints", &request);
         let pod = convert::resources_request(request.get_ref()).map_err(refuse)?;
         let scope = convert::hint_scope(&request.get_ref().scope).map_err(refuse)?;
@@ -306,7 +304,7 @@ impl Node for NodeApi {
     async fn cover_allocated(
         &self,
         request: Request<CoverAllocatedRequest>,
-    ) -> Answer<CoverAllocatedResponse> {
+    ) -> RpcResult<CoverAllocatedResponse> {
         begin("CoverAllocated", &request);
         let request = request.into_inner();
         let (pod, mut allocatable) = convert::cover_request(&request).map_err(refuse)?;
@@ -317,7 +315,7 @@ impl Node for NodeApi {
     async fn list_drivers(
         &self,
         request: Request<ListDriversRequest>,
-    ) -> Answer<ListDriversResponse> {
+    ) -> RpcResult<ListDriversResponse> {
         begin("ListDrivers", &request);
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
@@ -335,7 +333,7 @@ impl Node for NodeApi {
     async fn list_devices(
         &self,
         request: Request<ListDevicesRequest>,
-    ) -> Answer<ListDevicesResponse> {
+    ) -> RpcResult<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
         Ok(Response::new(ListDevicesResponse {
@@ -343,15 +341,12 @@ impl Node for NodeApi {
         }))
     }
 
-    async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
+    async fn list_claims(
+        &self,
+        request: Request<ListClaimsRequest>,
+    ) -> RpcResult<ListClaimsResponse> {
         begin("ListClaims", &request);
         let request = request.get_ref();
-        let wanted = |id: &ObjectRef| {
-            (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
-                && (request.name.is_empty()
-                    || id.name.as_str() == request.name
-                    || id.uid.as_str() == request.name)
-        };
         let (pools, boot_id, with_timeline) = (
             &self.pools,
             self.node.boot_id.as_str(),
@@ -362,17 +357,18 @@ impl Node for NodeApi {
             .records
             .claims()
             .into_iter()
-            .filter(|claim| wanted(&claim.id));
-        let status = |claim| {
-            convert::claim_status(
-                &self.manager.retries.claim_view(claim),
-                pools,
-                boot_id,
-                with_timeline,
-            )
-        };
+            .filter(|claim| is_wanted(request, &claim.id));
         let mut answer = ListClaimsResponse {
-            claims: claims.map(status).collect(),
+            claims: claims
+                .map(|claim| {
+                    convert::claim_status(
+                        &self.manager.retries.claim_view(claim),
+                        pools,
+                        boot_id,
+                        with_timeline,
+                    )
+                })
+                .collect(),
             ..Default::default()
         };
         if with_timeline {
@@ -381,7 +377,7 @@ impl Node for NodeApi {
                 .records
                 .released_claims()
                 .into_iter()
-                .filter(|released| wanted(&released.id));
+                .filter(|released| is_wanted(request, &released.id));
             answer.released = released
                 .map(|released| convert::released_claim(&released, pools))
                 .collect();
@@ -390,12 +386,12 @@ impl Node for NodeApi {
                 .retries
                 .refused_claims()
                 .into_iter()
-                .filter(|refused| wanted(&refused.claim));
+                .filter(|refused| is_wanted(request, &refused.claim));
             answer.refused = refused
                 .map(|refused| convert::refused_claim(&refused))
                 .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
-            let waiting = waiting.filter(|(id, _)| wanted(id));
+            let waiting = waiting.filter(|(id, _)| is_wanted(request, id));
             answer.waiting = waiting
                 .map(|(id, why)| convert::waiting_claim(&id, &why))
                 .collect();
@@ -403,7 +399,7 @@ impl Node for NodeApi {
         Ok(Response::new(answer))
     }
 
-    async fn list_pods(&self, request: Request<ListPodsRequest>) -> Answer<ListPodsResponse> {
+    async fn list_pods(&self, request: Request<ListPodsRequest>) -> RpcResult<ListPodsResponse> {
         begin("ListPods", &request);
         let pods = self
             .manager
@@ -415,7 +411,7 @@ impl Node for NodeApi {
         Ok(Response::new(ListPodsResponse { pods }))
     }
 
-    async fn get_node(&self, request: Request<GetNodeRequest>) -> Answer<NodeStatus> {
+    async fn get_node(&self, request: Request<GetNodeRequest>) -> RpcResult<NodeStatus> {
         begin("GetNode", &request);
         let mut claims = BTreeMap::new();
         for claim in self.manager.records.claims() {
@@ -429,7 +425,8 @@ impl Node for NodeApi {
             // Those of device plugins without an adapter are among the resources.
             drivers_serving: convert::count(
                 self.registry
-                    .all_serving()
+                    .instances
+                    .all()
                     .iter()
                     .filter(|d| !is_plugin_driver(&d.identity.name))
                     .count(),
@@ -455,7 +452,7 @@ impl Node for NodeApi {
     async fn reload_driver(
         &self,
         request: Request<ReloadDriverRequest>,
-    ) -> Answer<ReloadDriverResponse> {
+    ) -> RpcResult<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self
             .registry
@@ -470,7 +467,7 @@ impl Node for NodeApi {
     async fn resume_driver(
         &self,
         request: Request<ResumeDriverRequest>,
-    ) -> Answer<ResumeDriverResponse> {
+    ) -> RpcResult<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
         let view = self
             .registry
@@ -484,7 +481,7 @@ impl Node for NodeApi {
     async fn assign_driver(
         &self,
         request: Request<AssignDriverRequest>,
-    ) -> Answer<AssignDriverResponse> {
+    ) -> RpcResult<AssignDriverResponse> {
         begin("AssignDriver", &request);
         let by = caller(&request);
         let AssignDriverRequest { name, source } = request.into_inner();
@@ -493,7 +490,8 @@ impl Node for NodeApi {
         })?;
         let view = self
             .registry
-            .assign_name(&name, &source, by)
+            .names
+            .assign(&name, &source, by)
             .await
             .map_err(refuse)?;
         Ok(Response::new(AssignDriverResponse {
@@ -504,7 +502,7 @@ impl Node for NodeApi {
     async fn list_adapters(
         &self,
         request: Request<ListAdaptersRequest>,
-    ) -> Answer<ListAdaptersResponse> {
+    ) -> RpcResult<ListAdaptersResponse> {
         begin("ListAdapters", &request);
         let views = self
             .manager
@@ -519,7 +517,7 @@ impl Node for NodeApi {
     async fn switch_adapter(
         &self,
         request: Request<SwitchAdapterRequest>,
-    ) -> Answer<SwitchAdapterResponse> {
+    ) -> RpcResult<SwitchAdapterResponse> {
         begin("SwitchAdapter", &request);
         let SwitchAdapterRequest { driver, enabled } = request.into_inner();
         let adapters = self.manager.adapters.as_ref().ok_or_else(|| {
@@ -542,7 +540,7 @@ impl Node for NodeApi {
     async fn record_driver(
         &self,
         request: Request<RecordDriverRequest>,
-    ) -> Answer<Self::RecordDriverStream> {
+    ) -> RpcResult<Self::RecordDriverStream> {
         begin("RecordDriver", &request);
         Ok(Response::new(
             self.recorded.record(request.into_inner()).await?,
@@ -551,7 +549,7 @@ impl Node for NodeApi {
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, request: Request<WatchRequest>) -> RpcResult<Self::WatchStream> {
         begin("Watch", &request);
         let events = BroadcastStream::new(self.changes.listen()).map(|event| match event {
             Ok(changed) => Ok(v1::WatchEvent {
@@ -570,18 +568,25 @@ impl Node for NodeApi {
     }
 }
 
+fn is_wanted(request: &ListClaimsRequest, id: &ObjectRef) -> bool {
+    (request.namespace.is_empty() || id.namespace.as_str() == request.namespace)
+        && (request.name.is_empty()
+            || id.name.as_str() == request.name
+            || id.uid.as_str() == request.name)
+}
+
 impl NodeApi {
     fn adapter(&self, view: &AdapterView) -> v1::Adapter {
         let mechanisms = self
             .extended_resources
             .as_ref()
-            .map(|of| of.view().mechanisms);
+            .map(ExtendedResources::mechanisms);
         convert::adapter(view, &self.pools, mechanisms.as_deref())
     }
 
     /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
     fn devices_of(&self, wanted: &str) -> Vec<v1::Device> {
-        let drivers = self.registry.all_serving().into_iter();
+        let drivers = self.registry.instances.all().into_iter();
         let drivers =
             drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
         let (capacity, pods) = (self.manager.devices.capacity(), self.manager.pods.list());
@@ -676,8 +681,10 @@ fn users<'a>(
 }
 
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {
-    let is_plugin = |resource: &&ResourceView| matches!(resource.source, ResourceSource::Plugin(_));
-    let resources = capacity.resources.iter().filter(is_plugin);
+    let resources = capacity
+        .resources
+        .iter()
+        .filter(|resource| matches!(resource.source, ResourceSource::Plugin(_)));
     resources.flat_map(|resource| {
         resource
             .devices

@@ -90,14 +90,14 @@ fn count(counter: &Counter, what: &'static str) {
     tracing::debug!(what, count, "pod resources");
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl server::PodResourcesLister for PodResources {
     async fn list(
         &self,
         request: Request<v1::ListPodResourcesRequest>,
-    ) -> Answer<v1::ListPodResourcesResponse> {
+    ) -> RpcResult<v1::ListPodResourcesResponse> {
         begin("PodResources.v1.List", &request);
         count(&self.counters.list, "list");
         let pod_resources = self
@@ -115,7 +115,7 @@ impl server::PodResourcesLister for PodResources {
     async fn get_allocatable_resources(
         &self,
         request: Request<v1::AllocatableResourcesRequest>,
-    ) -> Answer<v1::AllocatableResourcesResponse> {
+    ) -> RpcResult<v1::AllocatableResourcesResponse> {
         begin("PodResources.v1.GetAllocatableResources", &request);
         count(&self.counters.get_allocatable, "get allocatable");
         Ok(Response::new(assemble::allocatable(
@@ -126,7 +126,7 @@ impl server::PodResourcesLister for PodResources {
     async fn get(
         &self,
         request: Request<v1::GetPodResourcesRequest>,
-    ) -> Answer<v1::GetPodResourcesResponse> {
+    ) -> RpcResult<v1::GetPodResourcesResponse> {
         begin("PodResources.v1.Get", &request);
         count(&self.counters.get, "get");
         let v1::GetPodResourcesRequest {
@@ -156,7 +156,7 @@ impl server_v1alpha1::PodResourcesLister for PodResources {
     async fn list(
         &self,
         request: Request<v1alpha1::ListPodResourcesRequest>,
-    ) -> Answer<v1alpha1::ListPodResourcesResponse> {
+    ) -> RpcResult<v1alpha1::ListPodResourcesResponse> {
         begin("PodResources.v1alpha1.List", &request);
         count(&self.counters.list_v1alpha1, "list");
         let pod_resources = self

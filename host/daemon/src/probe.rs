@@ -28,9 +28,9 @@ pub(crate) struct ProbeArgs {
 
 #[derive(Subcommand, Clone)]
 enum What {
-    /// Whether every part of the daemon answers
+    /// Checks that every part of the daemon responds
     Live(ProbeSocket),
-    /// Whether the drivers that were there at its start are loaded, and registered where they have to be
+    /// Checks that the drivers that existed at its start are loaded, and registered where they have to be
     Ready(ProbeSocket),
 }
 
@@ -47,9 +47,8 @@ struct ProbeSocket {
 impl ProbeSocket {
     fn path(self, location: &Location) -> PathBuf {
         let paths = Paths::below(&location.root);
-        let of_instance = || self.instance_uid.map(|uid| paths.probes_of(&uid));
         self.admin_socket
-            .or_else(of_instance)
+            .or_else(|| self.instance_uid.map(|uid| paths.probes_of(&uid)))
             .unwrap_or(paths.admin)
     }
 }
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_its_status_and_its_lines_as_one() {
+    fn probe_response_is_parsed() {
         let ok = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\nok\n";
         assert_eq!(parse(ok), Some((200, "ok".to_owned())));
         let wrong = b"HTTP/1.1 503 Service Unavailable\r\n\r\na is loading\nb is not registered\n";
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_probed_on_its_own_socket() {
+    fn each_instance_has_its_probe_socket() {
         let location = Location {
             root: "/r".into(),
             socket: None,

@@ -181,7 +181,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_definition_of_the_command_line_is_sound() {
+    fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 }

@@ -27,7 +27,7 @@ const CHUNKS_WAITING_MAX: usize = 2;
 /// The stream of lines.
 pub type Lines = ReceiverStream<Result<RecordDriverResponse, Status>>;
 
-/// What the daemon has recorded, and the files of its drivers.
+/// Recordings of the daemon, and the files of its drivers.
 #[derive(Clone)]
 pub struct RecordedDrivers {
     pub recordings: Recordings,
@@ -87,12 +87,11 @@ async fn send(
     let mut digests = BTreeSet::new();
     for segment in recorded.segments {
         let read = tokio::task::spawn_blocking(move || segment.read()).await;
-        let failed = |error: std::io::Error| {
-            Status::internal(format!("read a segment of the recording: {error}"))
-        };
         let text = read
             .map_err(|_| Status::aborted("the daemon is stopping"))?
-            .map_err(failed)?;
+            .map_err(|error| {
+                Status::internal(format!("read a segment of the recording: {error}"))
+            })?;
         let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
         if let Ok(Line::<Raw>::Revision(revision)) = serde_json::from_slice(first)
             && revision.kind == Kind::Wasm

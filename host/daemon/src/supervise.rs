@@ -1,9 +1,9 @@
 //! `nodedockd run --supervise`: a parent process that keeps the daemon's listening sockets and starts the daemon again when it crashes.
 //!
 //! It reads no configuration and no file. A client that dials while no daemon accepts waits in a socket's backlog, and is served by the
-//! next one (`nodedock_base::listeners`). A daemon that ends with an exit code of 0 has been stopped, and the parent ends too; so it does
-//! when the daemon has never served, and after a series of crashes, so that whatever restarts the parent sees them. As the first process
-//! of a container it waits for every process that ends there.
+//! next one (`nodedock_base::listeners`). A daemon that ends with an exit code of 0 has been stopped, and the parent ends too. It also ends
+//! if the daemon has never served, and after a series of crashes, so that the process which restarts the parent sees them. As the first
+//! process of a container it waits for every process that ends there.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -70,10 +70,10 @@ pub(crate) async fn run() -> Result<u8> {
 }
 
 struct Parent {
-    /// By name, as the daemon sent them.
+    /// Sockets by name, as the daemon sent them.
     kept: BTreeMap<String, OwnedFd>,
     crashes: Crashes,
-    /// How the daemon before ended.
+    /// Exit status of the previous daemon.
     last: String,
     ended: Signals,
     stop: Vec<Signals>,
@@ -82,7 +82,7 @@ struct Parent {
 /// One run of the daemon, at its end.
 struct Ended {
     status: ExitStatus,
-    /// Since when it served, if it did.
+    /// Time since which it served, if it did.
     ready: Option<Instant>,
     /// It was requested to stop.
     is_stopping: bool,
@@ -91,7 +91,7 @@ struct Ended {
 impl Parent {
     async fn run_daemon(&mut self) -> Result<Ended> {
         let (near, far) = StdStream::pair().context("make a socket for the daemon")?;
-        // The very program that runs, whatever its file is by now.
+        // The program that runs, even if its file has been replaced.
         let (mut command, mut args) = (Command::new("/proc/self/exe"), std::env::args_os());
         command
             .arg0(args.next().unwrap_or_default())
@@ -225,7 +225,7 @@ struct Crashes {
 }
 
 impl Crashes {
-    /// When to start the daemon again, which has served for so long or not at all. `None`: never.
+    /// Returns the delay before the daemon, which has served for so long or not at all, is started again. `None`: never.
     fn restart_after(&mut self, served: Option<Duration>) -> Option<Duration> {
         if self.total == 0 && served.is_none() {
             return None;
@@ -247,7 +247,7 @@ mod tests {
     const SERVED: Option<Duration> = Some(Duration::from_secs(1));
 
     #[test]
-    fn a_daemon_that_never_served_is_not_started_again() {
+    fn failed_first_start_is_not_restarted() {
         assert_eq!(Crashes::default().restart_after(None), None);
         let mut crashes = Crashes::default();
         assert_eq!(crashes.restart_after(SERVED), Some(Duration::ZERO));
@@ -259,8 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn crashes_in_a_row_are_restarted_less_and_less_and_then_no_more_and_a_steady_run_begins_again()
-    {
+    fn repeated_crashes_back_off_and_end() {
         let mut crashes = Crashes::default();
         let delays: Vec<_> = std::iter::from_fn(|| crashes.restart_after(SERVED))
             .take(20)

@@ -22,7 +22,7 @@ pub fn init(format: LogFormat) {
     init_with(format, "info");
 }
 
-/// As [`init`], with another filter unless one is set.
+/// Initialises logging like [`init`], with another filter unless one is set.
 pub fn init_with(format: LogFormat, filter: &str) {
     let filter = EnvFilter::try_from_env("NODEDOCK_LOG").unwrap_or_else(|_| EnvFilter::new(filter));
     let has_colours =
@@ -43,8 +43,7 @@ pub fn init_with(format: LogFormat, filter: &str) {
     );
 }
 
-/// Replaces unprintable characters, whatever text they came with: a driver's, a plugin's, an API object's, a file's name. Each write is one
-/// line.
+/// Replaces unprintable characters in text from any source: a driver, a plugin, an API object, a file's name. Each write is one line.
 struct PrintableLines<W> {
     /// The subscriber writes escape sequences for colours. It does not escape those of all texts.
     has_colours: bool,
@@ -59,16 +58,17 @@ const COLOURS: [&str; 10] = [
 
 impl<W> PrintableLines<W> {
     fn printable(&self, line: &str) -> String {
-        let is_colour =
-            |rest: &str| self.has_colours && COLOURS.iter().any(|colour| rest.starts_with(colour));
-        let replaced =
-            line.char_indices().map(
-                |(at, c)| match is_unprintable(c) && !is_colour(&line[at..]) {
-                    true => '\u{fffd}',
-                    false => c,
-                },
-            );
+        let replaced = line.char_indices().map(|(at, c)| {
+            match is_unprintable(c) && !self.is_colour(&line[at..]) {
+                true => '\u{fffd}',
+                false => c,
+            }
+        });
         replaced.collect()
+    }
+
+    fn is_colour(&self, rest: &str) -> bool {
+        self.has_colours && COLOURS.iter().any(|colour| rest.starts_with(colour))
     }
 }
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_log_is_one_printable_line() {
+    fn log_record_is_one_printable_line() {
         let odd = "a\n\u{9b}31m\u{200b}\u{200f}\u{61c}\u{e0041}\u{2028}\rb";
         for (format, has_colours) in [
             (LogFormat::Text, false),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_kept_and_no_other_escape_sequence() {
+    fn only_colour_escapes_are_printed() {
         let plain = logged(LogFormat::Text, true, "a");
         assert!(
             plain.contains("\x1b[32m INFO") && !plain.contains('\u{fffd}'),

@@ -200,17 +200,19 @@ impl Loading<'_> {
 
     /// Copies the file that a hard link names. Sizes are checked as for any file.
     fn hard_link(&mut self, target: &str) -> Result<Entry, Failure> {
-        let refusal = || Refusal::BadHardLink {
-            target: target.to_owned(),
-        };
-        let segments = self.below_top(target.as_bytes())?.ok_or_else(refusal)?;
-        let segments: Vec<_> = segments.iter().map(String::as_str).collect();
-        match self.collector.get(&segments) {
+        let segments = self.below_top(target.as_bytes())?;
+        let segments: Option<Vec<_>> = segments
+            .as_ref()
+            .map(|segments| segments.iter().map(String::as_str).collect());
+        match segments.and_then(|segments| self.collector.get(&segments)) {
             Some(Entry::File(content)) => {
                 self.collector.admit_file(content.len() as u64)?;
                 Ok(Entry::File(content.clone()))
             }
-            _ => Err(refusal().into()),
+            _ => Err(Refusal::BadHardLink {
+                target: target.to_owned(),
+            }
+            .into()),
         }
     }
 
@@ -254,11 +256,11 @@ impl Extended {
     fn take(&mut self, header: &[u8]) -> Result<(), Failure> {
         for record in PaxExtensions::new(header) {
             let record = record?;
-            let value = || Some(record.value_bytes().to_vec());
+            let value = record.value_bytes();
             match record.key_bytes() {
-                b"path" => self.path = value(),
-                b"linkpath" => self.link = value(),
-                b"size" => self.size = value(),
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"size" => self.size = Some(value.to_vec()),
                 key if key.starts_with(b"GNU.sparse.") => {
                     return Err(Refusal::FileType {
                         kind: "a sparse file",

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_targets_have_a_bound_together() {
+    fn paths_and_targets_share_one_bound() {
         let full = |left| Collector {
             path_bytes: PATHS_BYTES_MAX - left,
             ..Collector::default()

@@ -14,13 +14,12 @@ use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 /// Loads the directory, or the only directory in it that has a `sys`.
 pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
     let file = directory.display().to_string();
-    let no_sysfs = || SnapshotError::NoSysfs { file: file.clone() };
     let root = root(directory)
         .map_err(|source| SnapshotError::Open {
             file: file.clone(),
             source,
         })?
-        .ok_or_else(no_sysfs)?;
+        .ok_or_else(|| SnapshotError::NoSysfs { file: file.clone() })?;
     let mut loading = Loading {
         file: &file,
         root: &root,
@@ -29,8 +28,8 @@ pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
     // Directories that are entries already, so that they have the bounds of entries.
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
-        let unreadable = |source| loading.unreadable(&path, source);
-        for entry in fs::read_dir(root.join(&path)).map_err(unreadable)? {
+        let entries = fs::read_dir(root.join(&path));
+        for entry in entries.map_err(|source| loading.unreadable(&path, source))? {
             let name = entry
                 .map_err(|source| loading.unreadable(&path, source))?
                 .file_name();
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_are_split_as_linux_joins_them() {
+    fn device_numbers_follow_linux_encoding() {
         assert_eq!(device_number(0xe280), (226, 128));
         assert_eq!(device_number(0x10_0300), (3, 256));
     }

@@ -115,7 +115,7 @@ pub enum Refusal {
         "a snapshot has files, directories, links, and device nodes below /dev, and this is {kind}"
     )]
     FileType {
-        /// What it is.
+        /// The type of the entry.
         kind: &'static str,
     },
     /// The file is too large.

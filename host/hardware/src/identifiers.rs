@@ -1,5 +1,5 @@
-//! Which files of `/sys` and `/proc` identify a machine, its parts or its users by their names, and what replaces their content. Pure. Of
-//! other files of `/sys` the [`vocabulary`](crate::vocabulary) says what is kept.
+//! Files of `/sys` and `/proc` that identify a machine, its parts or its users by their names, and the placeholders for their content.
+//! Pure. The [`vocabulary`](crate::vocabulary) decides about other files of `/sys`.
 //!
 //! A value that identifies something is replaced by a placeholder of the same shape: the digits and letters become zeros that end in a
 //! number, by the order of paths. A MAC address becomes `02:00:00:00:00:01`, a serial number `00000001`. The same value has the same
@@ -17,7 +17,7 @@ use regex::bytes::Regex;
 pub struct Identifier {
     /// Globs of paths: `*` matches within a segment, `**` any segments.
     pub files: &'static [&'static str],
-    /// What they contain.
+    /// Description of their content.
     pub content: &'static str,
 }
 
@@ -236,10 +236,9 @@ pub(crate) fn is_value(text: &str) -> bool {
 
 /// Returns a value without the beginning that says what it is, and without quotes, braces and the zero byte after some texts.
 fn core(value: &str) -> &str {
-    let is_around = |character: char| {
+    let value = value.trim_matches(|character: char| {
         character.is_control() || character.is_whitespace() || matches!(character, '"' | '{' | '}')
-    };
-    let value = value.trim_matches(is_around);
+    });
     PREFIXES
         .iter()
         .find_map(|prefix| value.strip_prefix(prefix))
@@ -249,20 +248,21 @@ fn core(value: &str) -> &str {
 /// Returns the content of a file as text; `None` if it has bytes that a text does not have.
 pub(crate) fn text(content: &[u8]) -> Option<&str> {
     let text = str::from_utf8(content).ok()?;
-    let is_binary =
-        |character: char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
-    (!text.trim_end_matches('\0').contains(is_binary) && !text.starts_with('\0')).then_some(text)
+    (!text.trim_end_matches('\0').contains(|character: char| {
+        character.is_control() && !matches!(character, '\n' | '\r' | '\t')
+    }) && !text.starts_with('\0'))
+    .then_some(text)
 }
 
 /// Returns whether a value is so particular that the same text in another file is the same value.
 pub(crate) fn is_particular(core: &str) -> bool {
-    let has = |is: fn(&char) -> bool| core.chars().any(|character| is(&character));
-    let bytes_min = if has(char::is_ascii_alphabetic) {
+    let bytes_min = if core.contains(|character: char| character.is_ascii_alphabetic()) {
         SPREAD_BYTES_MIN
     } else {
         SPREAD_DIGITS_MIN
     };
-    is_hardware_address(core) || core.len() >= bytes_min && has(char::is_ascii_digit)
+    is_hardware_address(core)
+        || core.len() >= bytes_min && core.contains(|character: char| character.is_ascii_digit())
 }
 
 /// Returns whether a value is a hardware address as a whole.
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_by_their_shape_and_by_their_keys() {
+    fn values_match_by_shape_or_key() {
         let uevent = "DRIVER=hid\nHID_PHYS=AA:bb:cc:dd:ee:01\nHID_UNIQ=\"s3cret-1\"\nMODALIAS=pci:v00008086d1234\n";
         assert_eq!(found(uevent), ["AA:bb:cc:dd:ee:01", "s3cret-1"]);
         let nvidia =
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_values_without_what_surrounds_them() {
+    fn surrounding_text_is_not_redacted() {
         let text = "naa.5000c500a1b2c3d4\n\nNone\n {f8615163-df3e}\0";
         let values: Vec<_> = values_of_lines(text)
             .into_iter()
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn content_with_control_characters_is_no_text() {
+    fn control_characters_make_content_binary() {
         assert_eq!(text(b"a\tb\n\0"), Some("a\tb\n\0"));
         for binary in [&b"\x02\x42ac\x11\0"[..], b"a\0b", b"\0", b"\xff"] {
             assert_eq!(text(binary), None, "{binary:?}");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_has_the_shape_of_the_value() {
+    fn placeholder_has_shape_of_value() {
         for (value, number, expected) in [
             ("3c:fd:fe:a1:b2:c3", 1, "02:00:00:00:00:01"),
             ("3c:fd:fe:a1:b2:c3", 300, "02:00:00:00:01:2c"),

@@ -100,14 +100,16 @@ impl Snapshot {
     /// [`SnapshotError`], with the file and the entry.
     pub fn open(path: &Path) -> Result<Self, SnapshotError> {
         let name = path.display().to_string();
-        let failed = |source| SnapshotError::Open {
-            file: name.clone(),
-            source,
-        };
         if path.is_dir() {
             return directory::load(path);
         }
-        Self::from_archive(&name, File::open(path).map_err(failed)?)
+        Self::from_archive(
+            &name,
+            File::open(path).map_err(|source| SnapshotError::Open {
+                file: name.clone(),
+                source,
+            })?,
+        )
     }
 
     /// Reads a snapshot from the bytes of an archive. Its first bytes show how it is compressed. Errors have `name`.

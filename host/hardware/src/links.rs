@@ -1,4 +1,4 @@
-//! Where the links of a snapshot lead, each through the others. Pure.
+//! Resolution of the links of a snapshot, each through the others. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ type Target<'a> = Option<&'a str>;
 /// Resolves links, each once: a link through others takes what was found for them.
 pub(crate) struct Links<'a> {
     entries: &'a BTreeMap<String, Entry>,
-    /// By the path of the link: its place, and the number of links to it, one after the other.
+    /// Target, and number of links to it one after the other, by the path of the link.
     resolved: HashMap<&'a str, (Target<'a>, usize)>,
 }
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_through_others_back_up_and_nowhere() {
+    fn links_inside_the_tree_are_accepted() {
         let links = [
             ("/sys/class/x", "../devices/x"),
             ("/sys/devices/x/subsystem", "../../class"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_has_a_bound_in_either_order() {
+    fn link_chains_are_bounded() {
         let chain = |count: usize, step: isize| {
             let name = |index: usize| format!("{index:03}");
             let target = |index: usize| {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_leaves_through_another_is_refused() {
+    fn link_leaving_through_another_is_refused() {
         let links = [("/sys/class/x", "/sys"), ("/sys/out", "class/x/../../etc")];
         let refusal = Refusal::LinkLeaves {
             target: "class/x/../../etc".to_owned(),

@@ -65,16 +65,14 @@ impl Snapshot {
 
 /// The node of a `uevent` file (`MAJOR`, `MINOR`, `DEVNAME`).
 fn named(uevent: &str, is_block: bool) -> Option<(String, Node)> {
-    let value = |key: &str| {
-        uevent
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
-    };
-    let name = value("DEVNAME")?;
+    let name = value(uevent, "DEVNAME")?;
     let is_plain = name
         .split('/')
         .all(|segment| !matches!(segment, "" | "." | ".."));
-    let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
+    let (major, minor) = (
+        value(uevent, "MAJOR")?.parse().ok()?,
+        value(uevent, "MINOR")?.parse().ok()?,
+    );
     let kind = if is_block {
         NodeKind::Block
     } else {
@@ -83,12 +81,18 @@ fn named(uevent: &str, is_block: bool) -> Option<(String, Node)> {
     is_plain.then(|| (name.to_owned(), Node { kind, major, minor }))
 }
 
+fn value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
+    uevent
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_node() {
+    fn escaping_device_name_is_no_node() {
         let node = |name: &str| {
             named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false).map(|(name, _)| name)
         };

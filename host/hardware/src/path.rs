@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_loses_dots_and_trailing_slashes() {
+    fn dots_and_trailing_slashes_are_dropped() {
         assert_eq!(segments(b"./sys/class/"), Ok(vec!["sys", "class"]));
         assert_eq!(segments(b"./"), Ok(vec![]));
     }

@@ -6,7 +6,7 @@
 
 mod reader;
 mod selection;
-/// Whether there is a device node, or a link that is kept, in a directory of `/dev` or below it. The names of others are those of volumes.
+/// Returns whether a directory of `/dev` has a device node, or a link that is kept, at any depth. The names of others are those of volumes.
 fn has_node(directory: &Path, depth: usize) -> bool {
     // no error: a recording leaves out what cannot be read
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -76,11 +76,11 @@ pub struct Recorder {
 pub struct Recording {
     /// The machine.
     pub snapshot: Snapshot,
-    /// What was recorded, skipped and replaced.
+    /// Numbers of recorded, skipped and replaced entries.
     pub summary: Summary,
 }
 
-/// What a recording has.
+/// The contents of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -92,9 +92,9 @@ pub struct Summary {
     pub links: usize,
     /// Device nodes.
     pub nodes: usize,
-    /// By reason: the number of files, directories and links that are left out, and the first of them.
+    /// Number of the files, directories and links that are left out, and the first of them, by reason.
     pub skipped: BTreeMap<Skipped, (usize, String)>,
-    /// What was replaced; `None` if identifiers are included.
+    /// Replaced values; `None` if identifiers are included.
     pub redacted: Option<Redacted>,
 }
 

@@ -20,7 +20,7 @@ use crate::{Entry, Snapshot};
 /// Bytes of the name of a machine from which on it is replaced.
 const NAME_BYTES_MIN: usize = 4;
 
-/// What was replaced.
+/// Counts of replaced values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Redacted {
@@ -34,14 +34,7 @@ pub struct Redacted {
 
 pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacted) {
     let mut placeholders = Placeholders::default();
-    let texts = || {
-        let files = snapshot.entries().filter_map(|(path, entry)| match entry {
-            Entry::File(content) => Some((path, text(content)?)),
-            _ => None,
-        });
-        files.collect::<Vec<_>>()
-    };
-    for (path, text) in texts() {
+    for (path, text) in texts(&snapshot) {
         values(path, text)
             .into_iter()
             .for_each(|range| placeholders.add(&text[range]));
@@ -55,7 +48,7 @@ pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacte
         .collect();
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     let mut words = placeholders.words();
-    for (path, text) in texts() {
+    for (path, text) in texts(&snapshot) {
         let unknown = unknown_words(path, text, &names);
         unknown
             .into_iter()
@@ -87,13 +80,21 @@ pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacte
     (collector.into_snapshot(), redacted)
 }
 
+fn texts(snapshot: &Snapshot) -> Vec<(&str, &str)> {
+    let files = snapshot.entries().filter_map(|(path, entry)| match entry {
+        Entry::File(content) => Some((path, text(content)?)),
+        _ => None,
+    });
+    files.collect::<Vec<_>>()
+}
+
 /// Values and their placeholders, without what all of a kind begin with.
 #[derive(Default)]
 struct Placeholders {
     by_value: HashMap<String, String>,
     addresses: usize,
     others: usize,
-    /// Names of the machine: replaced as whole words in contents, whatever they look like.
+    /// Names of the machine: replaced as whole words in contents, regardless of their shape.
     names: HashSet<String>,
 }
 
@@ -109,14 +110,13 @@ impl Placeholders {
 
     /// A name that is also that of an entry, such as a driver's, says nothing about the machine elsewhere.
     fn add_known(&mut self, known: &[String], snapshot: &Snapshot) {
-        let is_entry = |name: &str| {
-            snapshot
-                .entries
-                .keys()
-                .any(|path| path.split('/').any(|segment| segment == name))
-        };
+        let entries: HashSet<&str> = snapshot
+            .entries
+            .keys()
+            .flat_map(|path| path.split('/'))
+            .collect();
         for name in known.iter().map(|name| name.trim()) {
-            if name.len() >= NAME_BYTES_MIN && is_value(name) && !is_entry(name) {
+            if name.len() >= NAME_BYTES_MIN && is_value(name) && !entries.contains(name) {
                 self.add(name);
                 self.names.insert(name.to_ascii_lowercase());
             }
@@ -160,7 +160,7 @@ struct Occurrence {
 struct Replacer<'a> {
     placeholders: HashMap<String, String>,
     words: Placeholders,
-    /// Of the snapshot's entries.
+    /// Names of the snapshot's entries.
     names: HashSet<&'a str>,
     searched: AhoCorasick,
     occurrences: Vec<Occurrence>,
@@ -237,19 +237,22 @@ impl<'a> Replacer<'a> {
 
     /// Replaces in a path or a target: in each segment, so that an entry and its directory change alike.
     fn name(&self, name: &str) -> String {
-        let segment = |segment: &str| {
-            let mut replaced = Vec::with_capacity(segment.len());
-            let is_in_names = |occurrence: &Occurrence| occurrence.is_in_names;
-            self.copy(
-                segment.as_bytes(),
-                0..segment.len(),
-                &[],
-                is_in_names,
-                &mut replaced,
-            );
-            String::from_utf8(replaced).expect("whole texts are replaced by ASCII")
-        };
-        name.split('/').map(segment).collect::<Vec<_>>().join("/")
+        name.split('/')
+            .map(|segment| self.segment(segment))
+            .collect::<Vec<_>>()
+            .join("/")
+    }
+
+    fn segment(&self, segment: &str) -> String {
+        let mut replaced = Vec::with_capacity(segment.len());
+        self.copy(
+            segment.as_bytes(),
+            0..segment.len(),
+            &[],
+            |occurrence| occurrence.is_in_names,
+            &mut replaced,
+        );
+        String::from_utf8(replaced).expect("whole texts are replaced by ASCII")
     }
 
     /// Copies a part of a content with placeholders. Placeholders that are written already are not searched: one may be like a value.
@@ -308,12 +311,15 @@ impl<'a> Replacer<'a> {
 }
 
 fn is_word(content: &[u8], found: Range<usize>) -> bool {
-    let continues = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let before = found
         .start
         .checked_sub(1)
         .and_then(|before| content.get(before));
     !continues(before) && !continues(content.get(found.end))
+}
+
+fn continues(byte: Option<&u8>) -> bool {
+    byte.is_some_and(u8::is_ascii_alphanumeric)
 }
 
 #[cfg(test)]
@@ -332,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_placeholder_that_is_another_value_is_not_replaced_again() {
+    fn replaced_values_are_not_replaced_twice() {
         let [a, b] = ["/sys/a/net/a/address", "/sys/a/net/b/address"];
         let machine = snapshot(&[(a, b"3c:fd:fe:a1:b2:c3\n"), (b, b"02:00:00:00:00:01\n")]);
         let (redacted, counts) = machine.redacted(&[]);
@@ -355,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_replaced_in_content_that_is_no_text() {
+    fn values_in_binary_content_are_replaced() {
         let machine = snapshot(&[
             ("/sys/a/serial", b"A50285BI"),
             ("/sys/a/descriptors", b"\0A50285BI\0xA50285BI"),
@@ -368,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_whose_names_become_the_same_are_counted() {
+    fn entries_with_colliding_names_are_counted() {
         let machine = snapshot(&[
             ("/sys/a/serial", b"A50285BI"),
             ("/sys/b/A50285BI", b"1"),

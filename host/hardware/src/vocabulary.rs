@@ -1,8 +1,8 @@
-//! Which texts of `/sys` a snapshot keeps: those that the kernel, or the maker of hardware, gives to all machines of a kind. Pure.
+//! Texts of `/sys` that a snapshot keeps: those that the kernel, or the maker of hardware, gives to all machines of a kind. Pure.
 //!
 //! A text attribute may be a name that a person gave to a device, or a number that only this device has, and no list can name all of them.
-//! So the vocabulary names what is kept, and every other word is replaced: numbers and the words of [`WORDS`] are kept in every file, names of
-//! entries of the snapshot too, and every text of the files of [`KEPT`].
+//! So the vocabulary names what is kept, and every other word is replaced: numbers and the words of [`WORDS`] are kept in every file, names
+//! of entries of the snapshot too, and every text of the files of [`KEPT`].
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::identifiers::glob_set;
 pub struct Kept {
     /// Globs of paths: `*` matches within a segment, `**` any segments.
     pub files: &'static [&'static str],
-    /// What they contain.
+    /// Description of their content.
     pub content: &'static str,
 }
 
@@ -468,12 +468,6 @@ fn is_word(word: &str) -> bool {
 }
 
 fn is_number(word: &str) -> bool {
-    let is_decimal = |word: &str| {
-        !word.is_empty()
-            && word.len() <= DIGITS_MAX
-            && word.bytes().all(|byte| byte.is_ascii_digit())
-    };
-    let is_hex = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     if let Some(digits) = word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")) {
         return is_hex(digits) && digits.len() <= HEX_DIGITS_MAX;
     }
@@ -484,6 +478,14 @@ fn is_number(word: &str) -> bool {
         || word.bytes().any(|byte| byte.is_ascii_digit());
     unsigned.split('.').all(is_decimal)
         || is_hex(word) && word.len() <= BARE_HEX_DIGITS_MAX && has_form
+}
+
+fn is_hex(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn is_decimal(word: &str) -> bool {
+    !word.is_empty() && word.len() <= DIGITS_MAX && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -499,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_words_of_the_kernel_are_known() {
+    fn kernel_numbers_and_words_are_known() {
         for text in [
             "0x8086\n",
             "-1\n",
@@ -526,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_persons_and_numbers_of_devices_are_unknown() {
+    fn personal_names_and_serials_are_unknown() {
         for (text, words) in [
             ("Alice's iPhone\n", &["Alice", "iPhone"][..]),
             ("ada\nCafe\n", &["ada", "Cafe"]),
@@ -545,14 +547,14 @@ mod tests {
     }
 
     #[test]
-    fn of_uevents_the_values_of_known_keys_are_kept() {
+    fn known_uevent_keys_keep_values() {
         let text =
             "DRIVER=btusb-next\nHID_NAME=Alice Keyboard\nNAME=\"Bertha\"\nMAJOR=13\nEV=120013\n";
         assert_eq!(unknown("/sys/a/uevent", text), ["Alice", "Bertha"]);
     }
 
     #[test]
-    fn files_of_the_vocabulary_keep_their_texts() {
+    fn vocabulary_files_keep_their_texts() {
         let function = "/sys/devices/pci0000:00/0000:00:02.0";
         for path in [
             &format!("{function}/product_name"),
@@ -575,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_in_small_letters_and_each_is_once() {
+    fn words_are_lowercase_and_unique() {
         let once: HashSet<_> = WORDS.iter().collect();
         assert_eq!(once.len(), WORDS.len());
         assert!(

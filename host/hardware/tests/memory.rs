@@ -79,7 +79,7 @@ fn peak(entry: impl FnMut(usize) -> Vec<u8>) -> (usize, String) {
 
 /// One test, since all tests of a process share its memory.
 #[test]
-fn an_archive_without_end_takes_bounded_memory() {
+fn endless_archive_needs_bounded_memory() {
     const BOUND: usize = 192 << 20;
     // Each entry has many directories with long paths.
     let name = "a".repeat(60);

@@ -28,7 +28,9 @@ use kube::runtime::watcher::{self, Event, watcher};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use self::decide::{ClaimSeen, Consumers, Held, Seen, Step, Tracked, is_of_device, is_wanted};
+use self::decide::{
+    ClaimObservation, ClaimSeen, Consumers, Held, Step, Tracked, is_of_device, is_wanted,
+};
 use crate::bridge::OnRefused;
 use crate::claims::ApiClaims;
 use crate::client::{KubeClient, meaning};
@@ -80,7 +82,7 @@ pub trait EarlyClaims: Send + Sync {
     async fn release(&self, claim: &Uid, why: &str) -> Result<(), Problem>;
 }
 
-/// What the early preparation is built of.
+/// Dependencies of the early preparation.
 pub struct BindingParts {
     pub client: KubeClient,
     pub node: ObjectName,
@@ -451,7 +453,7 @@ fn nominated_pods(client: &KubeClient, node: &ObjectName) -> PodEvents {
 #[derive(Default)]
 struct NominatedPods {
     pods: BTreeMap<Uid, NodePod>,
-    /// Of a list that is not complete yet.
+    /// Pods of a list that is not complete yet.
     listing: BTreeMap<Uid, NodePod>,
     is_listed: bool,
     is_full: bool,
@@ -587,7 +589,10 @@ async fn look(
 }
 
 /// Prepares the parts of the drivers for whose devices a scheduler waits. Fails with the first driver that did not.
-async fn prepare(parts: &BindingParts, seen: &Seen) -> Result<(), (DriverName, Problem)> {
+async fn prepare(
+    parts: &BindingParts,
+    seen: &ClaimObservation,
+) -> Result<(), (DriverName, Problem)> {
     let ClaimSeen::Here(claim) = &seen.claim else {
         return Ok(());
     };
@@ -601,7 +606,7 @@ async fn prepare(parts: &BindingParts, seen: &Seen) -> Result<(), (DriverName, P
     Ok(())
 }
 
-async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> Seen {
+async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> ClaimObservation {
     let claim = match parts.claims.scheduled(&key.0, &key.1).await {
         Ok(None) => ClaimSeen::Gone,
         Ok(Some(claim)) => {
@@ -646,7 +651,7 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> S
         }
         _ => Consumers::Unknown,
     };
-    Seen {
+    ClaimObservation {
         nominated,
         claim,
         held,
@@ -654,7 +659,7 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> S
     }
 }
 
-/// Where the consumers of a claim are.
+/// Returns the state of a claim's consumers, by the places of their pods.
 async fn consumers<'a>(
     parts: &BindingParts,
     namespace: &ObjectName,

@@ -1,10 +1,10 @@
-//! The kubelet bridge: every driver that serves claims is a DRA driver of the kubelet, and every pool with a resource's name that slices
-//! do not offer (`crate::extended_resources`) a device plugin of it.
+//! Kubelet bridge: every driver that serves claims is offered to the kubelet as a DRA driver, and every pool with a resource name that
+//! slices do not offer (`crate::extended_resources`) as a device plugin.
 //!
-//! Is given the manager and the registry; owns the sockets in the kubelet's directories, their registrations, and the claims that stand
-//! for devices that the kubelet's device manager allocated. `dra` serves drivers, `device_plugins` extended resources; both prepare
-//! through `claims`. What is offered is stored in the checkpoint, so that after a restart the kubelet finds it before drivers are loaded.
-//! Never calls a driver. A socket is created under a hidden name and renamed into place, because a kubelet dials what it sees. It may
+//! Receives the manager and the registry. Owns the sockets in the kubelet's directories, their registrations, and the claims for devices
+//! that the kubelet's device manager allocated. `dra` serves drivers and `device_plugins` serves extended resources; both prepare through
+//! `claims`. Offers are stored in the checkpoint, so that after a restart the kubelet finds them before drivers are loaded. Never calls a
+//! driver. A socket is created under a hidden name and renamed into place, because a kubelet dials every socket that it sees. It may
 //! outlive this process and pass from instance to instance (`sockets`).
 
 mod claims;
@@ -70,9 +70,9 @@ pub type OnRefused = Arc<dyn Fn(&Refusal<'_>) + Send + Sync>;
 /// Periods and waits of the bridge.
 #[derive(Debug, Clone, Copy)]
 pub struct BridgeTimes {
-    /// Between two checks whether all sockets are there.
+    /// Interval between two checks that all sockets exist.
     pub look_period: Duration,
-    /// After the start, for so long an unknown driver counts as loading.
+    /// Time after the start during which an unknown driver counts as loading.
     pub settle: Duration,
     /// A removed driver is offered for so long: a file that is replaced is gone for a moment.
     pub gone: Duration,
@@ -80,9 +80,9 @@ pub struct BridgeTimes {
     pub prepared: Duration,
     /// The same for a driver that was offered before the start: compiling a driver may take three minutes.
     pub remembered: Duration,
-    /// For so long after an Allocate later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
+    /// Time after an Allocate during which later containers of the same pod may reuse its devices; a kubelet admits a pod as a whole.
     pub admission: Duration,
-    /// Between two lists of the devices that pods use, with a jitter of a quarter.
+    /// Interval between two lists of the devices that pods use, with a jitter of a quarter.
     pub in_use_period: Duration,
     /// Devices that no pod uses any more are released after this time.
     pub unused: Duration,
@@ -106,7 +106,7 @@ impl Default for BridgeTimes {
     }
 }
 
-/// What the bridge is built of.
+/// Dependencies of the bridge.
 pub struct BridgeParts {
     /// The kubelet's root directory, by the path that the kubelet itself has: sockets are reported to it below this path.
     pub root: PathBuf,
@@ -135,7 +135,7 @@ pub struct BridgeParts {
     pub tasks: Tasks,
 }
 
-/// What the kubelet was offered before the start, by the checkpoint.
+/// Offers to the kubelet from before the start, as stored in the checkpoint.
 #[derive(Debug, Default)]
 pub struct OfferedBefore {
     pub drivers: Vec<DriverOffer>,
@@ -146,7 +146,7 @@ pub struct OfferedBefore {
 #[derive(Clone)]
 pub struct Bridge(Arc<Context>);
 
-/// What the services of all drivers and resources share.
+/// Shared state of the services of all drivers and resources.
 struct Context {
     parts: BridgeParts,
     directories: KubeletDirectories,
@@ -184,12 +184,9 @@ impl Bridge {
             waiting: Mutex::default(),
             looks: Signal::new(),
         }));
-        // Slices without these devices may be written before the bridge starts.
-        bridge
-            .0
-            .parts
-            .extended_resources
-            .set_allocated(bridge.0.allocated_devices());
+        // What is in use is known before the mechanisms are decided.
+        let extended_resources = &bridge.0.parts.extended_resources;
+        extended_resources.report(|reported| reported.in_use = bridge.0.pools_in_use());
         Ok(bridge)
     }
 
@@ -202,8 +199,8 @@ impl Bridge {
         device_plugins::start(&self.0);
     }
 
-    /// Hands over to another instance: calls are forwarded to it, and all sockets stay as they are until the tasks stop, whatever becomes
-    /// of their drivers here.
+    /// Hands over to another instance: calls are forwarded to it, and all sockets stay as they are until the tasks stop, regardless of the
+    /// state of their drivers here.
     pub fn hold(&self) {
         self.0.handover.begin();
     }
@@ -233,7 +230,7 @@ impl Bridge {
             .collect()
     }
 
-    /// Whether a kubelet is connected that registered a driver. A connection alone may be that of a probe.
+    /// Returns whether a kubelet is connected that registered a driver. A connection alone may be that of a probe.
     pub fn has_kubelet(&self) -> bool {
         self.drivers()
             .iter()
@@ -256,7 +253,7 @@ impl Bridge {
 }
 
 impl Context {
-    /// What each socket is opened with.
+    /// Returns the parameters with which each socket is opened.
     fn sockets(&self) -> (&Listeners, &Handover) {
         (&self.parts.listeners, &self.handover)
     }
@@ -265,7 +262,7 @@ impl Context {
         self.parts.registry.serving(driver).is_ok()
     }
 
-    /// Whether a driver does not serve and may do so soon. Shortly after the start it is not known which drivers there are.
+    /// Returns whether a driver does not serve yet but may do so soon. Shortly after the start it is not known which drivers exist.
     fn may_come(&self, driver: &DriverName) -> bool {
         let settled = Instant::now() >= self.started + self.parts.times.settle;
         !self.serves(driver) && (self.parts.registry.is_under_way(driver) || !settled)
@@ -281,9 +278,12 @@ impl Context {
     }
 }
 
-/// Whether one directory is the other, or in it: both are watched with all that is below. Links count as far as they resolve.
+/// Returns whether one directory is the other, or is inside it: both are watched recursively. Links are resolved as far as possible.
 fn overlaps(one: &Path, other: &Path) -> bool {
-    let resolved = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let (one, other) = (resolved(one), resolved(other));
     one.starts_with(&other) || other.starts_with(&one)
+}
+
+fn resolved(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

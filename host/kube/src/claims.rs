@@ -45,9 +45,9 @@ const KNOWN_CLAIMS_MAX: usize = 256;
 
 /// Handle to the claims of the API server.
 #[derive(Clone)]
-pub struct ApiClaims(Arc<Shared>);
+pub struct ApiClaims(Arc<ClaimReflector>);
 
-struct Shared {
+struct ClaimReflector {
     client: KubeClient,
     pools: NodePools,
     tasks: Tasks,
@@ -61,7 +61,7 @@ struct Shared {
 /// A claim as a scheduler left it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScheduledClaim {
-    /// With the drivers' own names of pools.
+    /// Claim with the drivers' own names of pools.
     pub claim: Claim,
     /// Time of the allocation, in milliseconds since the Unix epoch; 0: the API server does not say it.
     pub allocated_ms: u64,
@@ -95,7 +95,6 @@ pub fn watch_all(client: &KubeClient) -> impl Stream<Item = ClaimEvent> + Send +
 }
 
 fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Option<ClaimEvent> {
-    let uid = |object: &DynamicObject| Uid::new(object.uid()?).ok();
     match event {
         Event::Init => listed.clear(),
         Event::InitDone => return Some(ClaimEvent::Listed(std::mem::take(listed))),
@@ -109,6 +108,10 @@ fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Optio
     None
 }
 
+fn uid(object: &DynamicObject) -> Option<Uid> {
+    Uid::new(object.uid()?).ok()
+}
+
 fn is(object: &DynamicObject) -> Option<ClaimEvent> {
     let claim = read(object).inspect_err(|problem| tracing::warn!(%problem, "a claim is left out"));
     Some(ClaimEvent::Is(Box::new(claim.ok()?.claim)))
@@ -120,13 +123,13 @@ struct ClaimWatch {
     _end: DropGuard,
 }
 
-/// How claims were answered.
+/// Counts of answered claims, by source.
 #[derive(Debug, Default)]
 pub struct ApiClaimCounts {
     pub from_cache: Counter,
-    /// By a live get.
+    /// Claims answered by a live get.
     pub from_server: Counter,
-    /// From the cache, because the API server was unreachable.
+    /// Claims answered from the cache, because the API server was unreachable.
     pub while_unreachable: Counter,
 }
 
@@ -134,7 +137,7 @@ impl ApiClaims {
     /// Sets a condition of the node while the API server is unreachable.
     pub fn new(client: KubeClient, pools: NodePools, conditions: Conditions, tasks: Tasks) -> Self {
         client.report_reachability(conditions, &tasks);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClaimReflector {
             client,
             pools,
             tasks: tasks.clone(),
@@ -295,7 +298,7 @@ impl ClaimSource for ApiClaims {
     }
 }
 
-impl Shared {
+impl ClaimReflector {
     fn cache(&self) -> MutexGuard<'_, ClaimCache> {
         self.cache.lock()
     }
@@ -364,7 +367,7 @@ impl Shared {
 
 /// Brings what a watch of one claim reports into the cache, which owns the watch.
 async fn follow(
-    shared: Arc<Shared>,
+    shared: Arc<ClaimReflector>,
     key: Key,
     events: impl Stream<Item = Result<Event<DynamicObject>, ApiError>>,
     live: Arc<AtomicBool>,
@@ -397,7 +400,7 @@ async fn follow(
 }
 
 /// Watches claims that are held for a while, and forgets those that are not held.
-async fn age(shared: Arc<Shared>) {
+async fn age(shared: Arc<ClaimReflector>) {
     loop {
         tokio::time::sleep(CLAIM_FOLLOW_AFTER / 4).await;
         shared.cache().forget_idle(Instant::now());
@@ -413,15 +416,16 @@ fn is_of(object: &DynamicObject, key: &Key) -> bool {
     name == Some(key.1.as_str()) && namespace.is_none_or(|namespace| namespace == key.0.as_str())
 }
 
-/// Whether an answer leaves the last state of a claim as good as before.
+/// Returns whether the last state of a claim is still valid after an error.
 fn is_cache_valid(error: &ApiError) -> bool {
     error.kind == ErrorKind::Throttled || error.is_unreachable()
 }
 
 fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
+    let claim = convert::claim(
+        &serde_json::to_value(object)
+            .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?,
+    )?;
     let version = object
         .resource_version()
         .and_then(|version| version.parse().ok());
@@ -430,9 +434,8 @@ fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
 
 /// A claim of the local API, with the drivers' own names of pools.
 pub(crate) fn local(claim: &ResourceClaim, pools: &NodePools) -> Result<Claim, Problem> {
-    let malformed =
-        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
-    let object = serde_json::to_value(claim).map_err(malformed)?;
+    let object = serde_json::to_value(claim)
+        .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?;
     Ok(pools.localized(convert::claim(&object)?))
 }
 

@@ -56,7 +56,7 @@ const API_REQUEST: Duration = Duration::from_secs(10);
 /// Handle to the API server. Clones share the connection, the credentials, the rate, the counts and the served version.
 #[derive(Clone)]
 pub struct KubeClient {
-    shared: Arc<Shared>,
+    shared: Arc<RequestLayer>,
     usual: kube::Client,
     urgent: kube::Client,
 }
@@ -68,7 +68,7 @@ pub(crate) fn named<B>(mut request: http::Request<B>) -> http::Request<B> {
     request
 }
 
-struct Shared {
+struct RequestLayer {
     credentials: Credentials,
     rate: RateLimit,
     metrics: RequestMetrics,
@@ -111,7 +111,7 @@ impl KubeClient {
     }
 
     fn with_credentials(credentials: Credentials) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RequestLayer {
             rate: RateLimit::new(credentials.config.rate),
             credentials,
             metrics: RequestMetrics::default(),
@@ -128,12 +128,12 @@ impl KubeClient {
         }
     }
 
-    /// For requests that no pod waits for.
+    /// Returns the client for requests that no pod waits for.
     pub fn client(&self) -> kube::Client {
         self.usual.clone()
     }
 
-    /// For requests that a pod waits for: they may take the last tokens of the rate.
+    /// Returns the client for requests that a pod waits for: they may take the last tokens of the rate.
     pub fn urgent(&self) -> kube::Client {
         self.urgent.clone()
     }
@@ -148,8 +148,6 @@ impl KubeClient {
         let began = Instant::now();
         // no error: the version is unknown then, and read again
         let version = self.client().apiserver_version().await.ok()?;
-        // Distributions report `34+`.
-        let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();
         let version = (number(&version.major)?, number(&version.minor)?);
         *known = Some((began, version));
         Some(version)
@@ -253,4 +251,9 @@ impl KubeClient {
     pub fn metrics(&self) -> &RequestMetrics {
         &self.shared.metrics
     }
+}
+
+/// Distributions report `34+`.
+fn number(text: &str) -> Option<u32> {
+    text.trim_end_matches('+').parse::<u32>().ok()
 }

@@ -20,26 +20,26 @@ pub(crate) const SLICE_SETTLE: Duration = Duration::from_millis(100);
 pub struct DriverSnapshot {
     /// Drivers that serve and have an inventory. A native plugin publishes its slices itself.
     pub serving: BTreeMap<DriverName, Arc<Published>>,
-    /// All drivers, in whatever state.
+    /// All drivers, in any state.
     pub present: BTreeSet<DriverName>,
     /// The native plugins among them.
     pub native: BTreeSet<DriverName>,
     /// Driver files whose driver's name is not known: a driver that is missing may be in one of them.
     pub nameless: Vec<String>,
-    /// Whether all files that were there at the start have been examined.
+    /// True if all files that existed at the start have been examined.
     pub is_settled: bool,
 }
 
 impl DriverSnapshot {
     fn of(registry: &Registry, is_settled: bool) -> Self {
-        let inventory = |driver: nodedock_core::driver::Driver| {
-            let published = driver.inventory?.borrow().clone();
-            Some((driver.identity.name.clone(), published))
-        };
         let serving = registry
-            .all_serving()
+            .instances
+            .all()
             .into_iter()
-            .filter_map(inventory)
+            .filter_map(|driver| {
+                let published = driver.inventory?.borrow().clone();
+                Some((driver.identity.name.clone(), published))
+            })
             .collect();
         let mut snapshot = Self {
             serving,
@@ -72,7 +72,7 @@ pub fn watch_drivers(
     tasks: &Tasks,
 ) -> watch::Receiver<DriverSnapshot> {
     let (mut drivers, mut devices) = (changes.listen(), changes.listen());
-    let mut serving = registry.serving_changes();
+    let mut serving = registry.instances.changes();
     let (publish, snapshots) =
         watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
     tasks.spawn_until_stopped("slice-drivers", async move {

@@ -63,14 +63,14 @@ pub struct Refusal<'a> {
     /// `Prepare` or `Unprepare`.
     pub action: &'static str,
     pub claim: &'a ObjectRef,
-    /// For whom the claim is reserved.
+    /// Consumers for which the claim is reserved.
     pub consumers: &'a [Consumer],
     pub problem: &'a Problem,
 }
 
 /// An event that waits to be published.
 struct Publication {
-    /// Without what may change until it is published: the version of a claim, and the UID of the node.
+    /// Object of the event, without the fields that may change until it is published: the version of a claim, and the UID of the node.
     regarding: ObjectReference,
     event: Event,
     since: Instant,
@@ -240,7 +240,7 @@ fn of_pod(namespace: &ObjectName, pod: &Consumer) -> ObjectReference {
     reference("Pod", Some(namespace), &pod.name, Some(&pod.uid))
 }
 
-/// What an event is about besides its object, where that is no object of the API.
+/// Returns a reference to the related item of an event, where that is not an object of the API.
 fn named(name: String) -> ObjectReference {
     ObjectReference {
         name: Some(name),
@@ -256,7 +256,7 @@ fn namespace(object: &ObjectReference) -> &str {
     object.namespace.as_deref().unwrap_or(NODE_NAMESPACE)
 }
 
-/// Converts words with dashes to a reason in Kubernetes' form, whatever the words are.
+/// Converts any words with dashes to a reason in Kubernetes' form.
 pub fn camel_case(words: &str) -> String {
     let parts = words
         .split(|c: char| !c.is_ascii_alphanumeric())
@@ -281,7 +281,7 @@ struct Publisher {
     conditions: Conditions,
     tokens: TokenBucket,
     backoff: Backoff,
-    /// By namespace in which events are forbidden: when to try again, and with which event.
+    /// Namespaces in which events are forbidden, with the time of the next try and its event.
     forbidden: BTreeMap<String, (Instant, Publication)>,
 }
 

@@ -112,7 +112,6 @@ impl Reader {
 
     async fn read(&self) -> Result<NodeFacts, ApiError> {
         let metadata = self.api.get_metadata(self.node.as_str()).await?.metadata;
-        let odd = |what: &str| ApiError::new(ErrorKind::NotKubernetes, what);
         if metadata.name.as_deref() != Some(self.node.as_str()) {
             return Err(odd("the answer is about another node"));
         }
@@ -166,6 +165,10 @@ impl Reader {
     }
 }
 
+fn odd(what: &str) -> ApiError {
+    ApiError::new(ErrorKind::NotKubernetes, what)
+}
+
 #[cfg(test)]
 mod tests {
     use nodedock_stand_ins::api_server::{ApiServer, Fault, When};
@@ -174,13 +177,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_missing_node_is_a_condition_and_found_later_and_one_that_is_replaced_is_noticed() {
+    async fn missing_or_replaced_node_is_noticed() {
         let server = Arc::new(ApiServer::start().await);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
         let name = ObjectName::new("node-1").unwrap();
         let facts = Facts::start(&tasks, &over(&server), name, conditions.clone());
         let mut known = facts.watch();
-        // The clock is paused: it goes on when the reader waits.
+        // The clock is paused: it advances when the reader waits.
         let a_while = NODE_READ_MIN * 2;
         tokio::time::sleep(a_while).await;
         assert!((2..=3).contains(&server.requests().len()));

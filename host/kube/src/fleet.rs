@@ -170,15 +170,14 @@ async fn create(client: &KubeClient, mut missing: BTreeSet<ObjectName>) {
     let api: Api<Node> = Api::all(client.client());
     let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
     while !missing.is_empty() {
-        let create = |name: ObjectName| {
-            let api = api.clone();
-            async move {
-                let created = api.create(&PostParams::default(), &object(&name)).await;
-                (name, created)
-            }
-        };
         let outcomes = stream::iter(std::mem::take(&mut missing))
-            .map(create)
+            .map(|name| {
+                let api = api.clone();
+                async move {
+                    let created = api.create(&PostParams::default(), &object(&name)).await;
+                    (name, created)
+                }
+            })
             .buffer_unordered(CREATIONS);
         let mut last = None;
         for (name, created) in outcomes.collect::<Vec<_>>().await {

@@ -33,7 +33,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use self::objects::Key;
-use self::state::{Reservations, State, Step, allocation};
+use self::state::{LocalClaimsState, Reservations, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
@@ -60,12 +60,12 @@ const RESERVE_WAIT: Duration = Duration::from_secs(10);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// What the node has prepared, and how it ends that.
+/// Claims that the node has prepared, and their release.
 #[async_trait]
 pub trait PreparedClaims: Send + Sync {
     fn node_use(&self) -> NodeUse;
 
-    /// What the devices of this node's drivers keep from others by the hardware behind them.
+    /// Returns the holds of this node's devices: what each keeps from others because of the hardware behind it.
     fn device_holds(&self) -> Arc<DeviceHolds>;
 
     /// Unprepares the pods that use a claim.
@@ -75,7 +75,7 @@ pub trait PreparedClaims: Send + Sync {
     async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem>;
 }
 
-/// What the claims of the local API need.
+/// Dependencies of the claims of the local API.
 pub struct LocalParts {
     pub client: KubeClient,
     /// Name of the object of the node.
@@ -86,9 +86,9 @@ pub struct LocalParts {
 
 /// Handle to the claims of the local API.
 #[derive(Clone)]
-pub struct LocalClaims(Arc<Shared>);
+pub struct LocalClaims(Arc<LocalClaimStore>);
 
-struct Shared {
+struct LocalClaimStore {
     client: KubeClient,
     pools: NodePools,
     reservations: Mutex<Reservations>,
@@ -104,7 +104,7 @@ struct Shared {
 /// The claims after a decision, and why some are not allocated.
 #[derive(Default)]
 struct View {
-    /// [`State::shown`] of its time.
+    /// [`LocalClaimsState::shown`] of its time.
     shown: u64,
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     refusals: BTreeMap<Key, Arc<NotAllocated>>,
@@ -114,7 +114,7 @@ struct View {
 
 /// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.
 pub struct Reservation {
-    shared: Arc<Shared>,
+    shared: Arc<LocalClaimStore>,
     pod: String,
     claims: Vec<Key>,
 }
@@ -135,7 +135,7 @@ impl Drop for Reservation {
 
 impl LocalClaims {
     pub fn new(client: KubeClient, pools: NodePools) -> Self {
-        let shared = Shared {
+        let shared = LocalClaimStore {
             client,
             pools,
             reservations: Mutex::default(),
@@ -155,13 +155,15 @@ impl LocalClaims {
             labels: BTreeMap::new(),
         };
         let registry = self.0.pools.registry.clone();
-        let (listed, connected) = (parts.changes.listen(), move || registry.connected());
+        let (listed, connected) = (parts.changes.listen(), move || {
+            registry.instances.connected()
+        });
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(
             self.0.clone(),
-            State::new(node),
+            LocalClaimsState::new(node),
             writes,
             prepared.clone(),
             parts.changes,
@@ -241,11 +243,6 @@ impl LocalClaims {
                             .any(|found| found.uid == reservation.pod)
                 })
         };
-        let is_ending = |view: &View, key: &Key| {
-            view.claims
-                .get(key)
-                .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
-        };
         let all = view.wait_for(|view| {
             keys.iter().all(|key| is_reserved(view, key))
                 || keys.iter().any(|key| is_ending(view, key))
@@ -286,7 +283,7 @@ impl LocalClaims {
         let _ = timeout(RESERVE_WAIT, settled.wait_for(|round| *round > begun)).await;
     }
 
-    /// Whether the API has a claim that the last decision did not know.
+    /// Returns whether the API has a claim that the last decision did not know.
     async fn exists(&self, key: &Key) -> Result<bool, Problem> {
         let claims = Api::<ResourceClaim>::namespaced(self.0.client.urgent(), &key.0);
         match claims.get_metadata(&key.1).await.map_err(ApiError::from) {
@@ -295,6 +292,12 @@ impl LocalClaims {
             Err(error) => Err(error.problem()),
         }
     }
+}
+
+fn is_ending(view: &View, key: &Key) -> bool {
+    view.claims
+        .get(key)
+        .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
 }
 
 /// Makes the object of this node, if there is none, and says that it is ready.
@@ -373,8 +376,8 @@ impl ClaimSource for LocalClaims {
 
 /// Decides and writes, again after each change, and reads what changed before each round of decisions.
 async fn run(
-    shared: Arc<Shared>,
-    mut state: State,
+    shared: Arc<LocalClaimStore>,
+    mut state: LocalClaimsState,
     writes: Writes,
     prepared: Arc<dyn PreparedClaims>,
     changes: Changes,
@@ -423,9 +426,9 @@ async fn run(
     }
 }
 
-impl Shared {
+impl LocalClaimStore {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
-    fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
+    fn in_use(&self, state: &mut LocalClaimsState, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
         self.refused
             .lock()
@@ -437,7 +440,7 @@ impl Shared {
     }
 
     /// Shows the claims to those who wait for them, unless they were shown.
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &LocalClaimsState) {
         if self.view.borrow().shown == state.shown {
             return;
         }
@@ -453,7 +456,7 @@ impl Shared {
     }
 }
 
-/// When the next round of decisions is.
+/// Time of the next round of decisions.
 enum Again {
     Now,
     After(Duration),
@@ -462,8 +465,8 @@ enum Again {
 
 /// Takes the steps that are to be taken now. Returns whether there were none. Fails if none could be taken.
 async fn decide(
-    shared: &Shared,
-    state: &mut State,
+    shared: &LocalClaimStore,
+    state: &mut LocalClaimsState,
     writes: &Writes,
     prepared: &dyn PreparedClaims,
 ) -> Result<bool, ApiError> {

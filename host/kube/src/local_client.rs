@@ -52,7 +52,7 @@ pub enum ObjectError {
     Api(#[from] ApiError),
 }
 
-/// What applying an object did.
+/// Outcome of applying an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     Created,
@@ -89,18 +89,16 @@ impl LocalClient {
 
     /// The objects of the kind of `object`, in `namespace` unless it names one.
     fn like(&self, object: &Value, namespace: &str) -> Result<Api<DynamicObject>, ObjectError> {
-        let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
-        let (api_version, kind) = (text("apiVersion"), text("kind"));
-        let of = |(group, version, known, _): &&(&str, &str, &str, bool)| {
-            *known == kind
-                && api_version
-                    == if group.is_empty() {
-                        (*version).to_owned()
-                    } else {
-                        format!("{group}/{version}")
-                    }
-        };
-        let Some((group, version, kind, is_namespaced)) = KINDS.iter().find(of) else {
+        let [api_version, kind] =
+            ["apiVersion", "kind"].map(|field| object[field].as_str().unwrap_or_default());
+        let (group, version) = api_version
+            .split_once('/')
+            .filter(|(group, _)| !group.is_empty())
+            .unwrap_or(("", api_version));
+        let known = KINDS
+            .iter()
+            .find(|known| (known.0, known.1, known.2) == (group, version, kind));
+        let Some((group, version, kind, is_namespaced)) = known else {
             return Err(ObjectError::Kind(
                 format!("{api_version} {kind}").trim().to_owned(),
             ));
@@ -297,11 +295,11 @@ impl LocalClient {
 
 async fn list(api: &Api<DynamicObject>, resource: &ApiResource) -> Result<Vec<Value>, ApiError> {
     let listed = api.list(&ListParams::default()).await?;
-    let whole = |object: DynamicObject| {
+    let objects = listed.items.into_iter().filter_map(|object| {
         let mut object = serde_json::to_value(object).ok()?;
         object["apiVersion"] = resource.api_version.clone().into();
         object["kind"] = resource.kind.clone().into();
         Some(object)
-    };
-    Ok(listed.items.into_iter().filter_map(whole).collect())
+    });
+    Ok(objects.collect())
 }

@@ -1,4 +1,4 @@
-//! What a daemon on a node needs of the API server, asked before it runs.
+//! Checks, before a daemon runs on a node, that the API server offers what it needs.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -29,7 +29,7 @@ pub const RIGHTS: [(&str, &str, &[&str]); 9] = [
         &["list", "watch", "create", "update", "delete"],
     ),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
-    ("resource.k8s.io", "deviceclasses", &["list"]),
+    ("resource.k8s.io", "deviceclasses", &["list", "watch"]),
     ("", "nodes", &["get"]),
     ("", "pods", &["get", "list", "watch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rights_are_those_of_the_deployments_role() {
+    fn preflight_rights_match_the_deployed_role() {
         let file =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize/base/rbac.yaml");
         let text = std::fs::read_to_string(file).unwrap();

@@ -42,7 +42,7 @@ pub trait HeldClaims: Send + Sync {
     /// Those of the API server only: claims that we made up ourselves have no object there.
     fn held(&self) -> Vec<KubeletClaim>;
 
-    /// Whether a kubelet is connected. One that is not may run pods that the API server does not know any more.
+    /// Returns whether a kubelet is connected. One that is not may run pods that the API server does not know any more.
     fn kubelet_is_connected(&self) -> bool;
 
     /// Fails if the kubelet requested the claim again after it was seen.

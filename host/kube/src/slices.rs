@@ -68,14 +68,14 @@ pub fn watch_slices(kube: &KubeClient, node: &ObjectName) -> SliceEvents {
     .boxed()
 }
 
-/// What an operator adds to the devices of drivers.
+/// Operator's additions to the devices of drivers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SliceSettings {
-    /// How long a device has to be unhealthy until its pods are evicted; `None`: they are not.
+    /// Time for which a device has to be unhealthy until its pods are evicted; `None`: they are not.
     pub evict_after: Option<Duration>,
-    /// Of several for a device and a resource the last counts.
+    /// Overheads of devices. Of several for a device and a resource the last applies.
     pub overhead: Vec<Overhead>,
-    /// Of several for a device the last counts, and what its driver names before all.
+    /// Binding conditions of devices. Those that a device's driver names take precedence; of several rules for a device the last applies.
     pub binding: Vec<BindingRule>,
 }
 
@@ -83,7 +83,7 @@ pub struct SliceSettings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindingRule {
     pub driver: DriverName,
-    /// By the driver's name; `None`: every pool.
+    /// Pool, by the driver's name for it; `None`: every pool.
     pub pool: Option<PoolName>,
     pub conditions: BindingConditions,
 }
@@ -94,17 +94,17 @@ pub type FailedDevice = (DriverName, PoolName, DeviceName);
 /// Devices that could not be prepared before a pod was bound. They have a taint.
 pub type FailedDevices = BTreeSet<FailedDevice>;
 
-/// What a device costs of the node's own resources beside itself (KEP-5517).
+/// Node's own resources that a device uses beside itself (KEP-5517).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overhead {
     pub driver: DriverName,
-    /// By the driver's name; `None`: every pool.
+    /// Pool, by the driver's name for it; `None`: every pool.
     pub pool: Option<PoolName>,
-    /// By the resource's name.
+    /// Amounts by the resource's name.
     pub resources: BTreeMap<String, NodeAllocatable>,
 }
 
-/// What the slices depend on.
+/// Dependencies of the slices.
 pub struct SliceParts {
     pub kube: KubeClient,
     /// One permit for each write at a time, shared by everything that publishes slices with this client.

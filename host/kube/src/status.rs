@@ -31,7 +31,7 @@ use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
-/// What drivers report of the devices of each claim.
+/// Statuses that drivers report for the devices of each claim.
 pub type Reported = BTreeMap<Uid, ClaimStatuses>;
 
 /// Handle to the writer of statuses.
@@ -76,11 +76,11 @@ struct Writer {
     conditions: Conditions,
     max: usize,
     parts: BTreeMap<(Uid, DriverName), Part>,
-    /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
+    /// Time until which statuses of these drivers wait, since one was forbidden: rights are given by driver.
     held_back: BTreeMap<DriverName, Instant>,
 }
 
-/// What one driver reports of a claim.
+/// Report of one driver for a claim.
 struct Part {
     status: DriverStatus,
     is_written: bool,
@@ -266,7 +266,7 @@ impl Writer {
             .insert(driver.clone(), Instant::now() + KUBE_FORBIDDEN_PAUSE);
     }
 
-    /// Where nothing waits any more, or something was written, nothing is known to be forbidden.
+    /// Clears the condition of every driver that is not held back: nothing of it waits any more, or a write succeeded.
     fn clear_conditions(&self) {
         let held_back: BTreeSet<&str> = self.held_back.keys().map(DriverName::as_str).collect();
         self.conditions

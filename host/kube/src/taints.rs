@@ -45,9 +45,9 @@ pub struct DeviceTaints {
 /// The taints of a device that its driver does not know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddedTaints {
-    /// Of the host, because the device is unhealthy or could not be prepared.
+    /// Taints of the host, because the device is unhealthy or could not be prepared.
     pub host: Vec<Taint>,
-    /// Of rules: the first of them, by name.
+    /// Taints of rules: the first of them, by name.
     pub rules: Vec<RuleTaint>,
     /// Number of other rules that taint the device.
     pub more_rules: usize,

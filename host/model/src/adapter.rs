@@ -39,7 +39,7 @@ const HASHED: &str = "x---";
 const HASH_DIGITS: usize = 40;
 const NAME_BYTES_MAX: usize = 63;
 
-/// What an operator says about a device plugin's DRA driver.
+/// An operator's description of a device plugin's DRA driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
     /// The extended resource under which the plugin registers.
@@ -47,7 +47,7 @@ pub struct Adapter {
     /// The driver that it becomes. Other drivers cannot have the name.
     pub driver: DriverName,
     pub pool: PoolName,
-    /// Whether the scheduler gets its devices by ResourceSlices, unless an operator has decided otherwise since.
+    /// True if the scheduler allocates its devices by ResourceSlices, unless an operator has decided otherwise since.
     pub enabled: bool,
     pub rules: Vec<AttributeRule>,
     /// Globs of the device nodes and mounts that the plugin may give to containers; `None`: all that it answers with, as a kubelet has it.
@@ -84,7 +84,7 @@ impl PartialEq for PathPatterns {
 
 impl Eq for PathPatterns {}
 
-/// What devices get whose ID matches a pattern. Its serialized form is the entry of the file.
+/// Attributes of the devices whose ID matches a pattern. Its serialized form is the entry of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "RuleEntry", into = "RuleEntry")]
 pub struct AttributeRule {
@@ -105,7 +105,7 @@ impl PartialEq for Pattern {
 
 impl Eq for Pattern {}
 
-/// Where a value comes from. Groups of the pattern, such as `${address}`, are replaced by what they matched.
+/// The source of a value. Groups of the pattern, such as `${address}`, are replaced by what they matched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AttributeSource {
     Value(ValueType, String),
@@ -175,9 +175,13 @@ impl Adapter {
             (&file.api_version, "apiVersion", ADAPTER_API_VERSION),
             (&file.kind, "kind", ADAPTER_KIND),
         ] {
-            let missing =
-                || SideFileError::Whole(format!("{key} is missing, and {wanted:?} is wanted"));
-            expect(entry.as_ref().ok_or_else(missing)?, key, wanted)?;
+            expect(
+                entry.as_ref().ok_or_else(|| {
+                    SideFileError::Whole(format!("{key} is missing, and {wanted:?} is wanted"))
+                })?,
+                key,
+                wanted,
+            )?;
         }
         file.check()
     }
@@ -200,16 +204,14 @@ impl Adapter {
 
     /// Returns the identity strings of the device with an ID. They depend on the ID alone, so a device that no list has any more has them too.
     pub fn identity(&self, id: &str) -> Vec<String> {
-        let of_rule = |rule: &AttributeRule| {
+        let found = self.rules.iter().filter_map(|rule| {
             let (template, groups) = (
                 rule.entry.identity.as_deref()?,
                 rule.pattern.0.captures(id)?,
             );
-            let mut text = String::new();
-            groups.expand(template, &mut text);
-            Some(text).filter(|text| is_identity(text))
-        };
-        let found: BTreeSet<_> = self.rules.iter().filter_map(of_rule).collect();
+            Some(expanded(&groups, template)).filter(|text| is_identity(text))
+        });
+        let found: BTreeSet<_> = found.collect();
         found.into_iter().take(limit::IDENTITIES_MAX).collect()
     }
 
@@ -227,15 +229,14 @@ impl Adapter {
             let Some(groups) = rule.pattern.0.captures(&listed.id) else {
                 continue;
             };
-            let expand = |template: &str| {
-                let mut text = String::new();
-                groups.expand(template, &mut text);
-                text
-            };
             for (name, source) in &rule.attributes {
                 let (kind, text) = match source {
-                    AttributeSource::Value(kind, template) => (kind, Some(expand(template))),
-                    AttributeSource::Sysfs(kind, template) => (kind, read(&expand(template))?),
+                    AttributeSource::Value(kind, template) => {
+                        (kind, Some(expanded(&groups, template)))
+                    }
+                    AttributeSource::Sysfs(kind, template) => {
+                        (kind, read(&expanded(&groups, template))?)
+                    }
                 };
                 // What the node does not have is left out, and so is what is not of the type.
                 let value = text.and_then(|text| kind.value(text.trim()));
@@ -253,6 +254,12 @@ impl Adapter {
         }
         Ok(device)
     }
+}
+
+fn expanded(groups: &regex::Captures<'_>, template: &str) -> String {
+    let mut text = String::new();
+    groups.expand(template, &mut text);
+    text
 }
 
 impl ValueType {
@@ -329,28 +336,10 @@ impl RuleEntry {
         if let Some(identity) = &self.identity {
             template("identity", identity, &pattern)?;
         }
-        let attribute = |(key, entry): (&String, &SourceEntry)| {
-            let name = QualifiedName::new(key).map_err(|error| format!("attributes: {error}"))?;
-            let source = match (&entry.value, &entry.sysfs) {
-                (Some(value), None) => AttributeSource::Value(entry.kind, value.clone()),
-                (None, Some(path)) if path.starts_with('/') => {
-                    return Err(format!("attributes: {key}: sysfs is relative to /sys"));
-                }
-                (None, Some(path)) => AttributeSource::Sysfs(entry.kind, path.clone()),
-                _ => {
-                    return Err(format!(
-                        "attributes: {key} has either a value or a file below sysfs"
-                    ));
-                }
-            };
-            let (AttributeSource::Value(_, text) | AttributeSource::Sysfs(_, text)) = &source;
-            template(&format!("attributes: {key}"), text, &pattern)?;
-            Ok((name, source))
-        };
         let attributes = self
             .attributes
             .iter()
-            .map(attribute)
+            .map(|(key, entry)| attribute(key, entry, &pattern))
             .collect::<Result<_, _>>()?;
         Ok(AttributeRule {
             entry: self,
@@ -358,6 +347,29 @@ impl RuleEntry {
             pattern: Pattern(pattern),
         })
     }
+}
+
+fn attribute(
+    key: &str,
+    entry: &SourceEntry,
+    pattern: &Regex,
+) -> Result<(QualifiedName, AttributeSource), String> {
+    let name = QualifiedName::new(key).map_err(|error| format!("attributes: {error}"))?;
+    let source = match (&entry.value, &entry.sysfs) {
+        (Some(value), None) => AttributeSource::Value(entry.kind, value.clone()),
+        (None, Some(path)) if path.starts_with('/') => {
+            return Err(format!("attributes: {key}: sysfs is relative to /sys"));
+        }
+        (None, Some(path)) => AttributeSource::Sysfs(entry.kind, path.clone()),
+        _ => {
+            return Err(format!(
+                "attributes: {key} has either a value or a file below sysfs"
+            ));
+        }
+    };
+    let (AttributeSource::Value(_, text) | AttributeSource::Sysfs(_, text)) = &source;
+    template(&format!("attributes: {key}"), text, pattern)?;
+    Ok((name, source))
 }
 
 impl TryFrom<RuleEntry> for AttributeRule {
@@ -407,7 +419,7 @@ fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, SideF
 }
 
 impl<'de> Deserialize<'de> for Adapter {
-    /// Of an entry of the config, without `apiVersion` and `kind`.
+    /// Reads an entry of the config, without `apiVersion` and `kind`.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let file = AdapterFile::deserialize(deserializer)?;
         file.check().map_err(serde::de::Error::custom)
@@ -429,18 +441,17 @@ pub fn plugin_driver(resource: &ExtendedResource) -> DriverName {
     let (domain, name) = text.split_once('/').unwrap_or(("", text));
     let plain = format!("{name}.{domain}.{PLUGIN_DOMAIN}");
     let is_plain = !text.contains('_') && !text.contains(char::is_uppercase);
-    let hashed = || {
-        let digits = hex::encode(Sha256::digest(text));
-        DriverName::new(format!("r--{}.{PLUGIN_DOMAIN}", &digits[..HASH_DIGITS]))
-            .expect("it is short and of digits")
-    };
     DriverName::new(plain)
         .ok()
         .filter(|_| is_plain)
-        .unwrap_or_else(hashed)
+        .unwrap_or_else(|| {
+            let digits = hex::encode(Sha256::digest(text));
+            DriverName::new(format!("r--{}.{PLUGIN_DOMAIN}", &digits[..HASH_DIGITS]))
+                .expect("it is short and of digits")
+        })
 }
 
-/// Whether a name is that of the driver of a device plugin without an adapter.
+/// Returns whether a name is that of the driver of a device plugin without an adapter.
 pub fn is_plugin_driver(name: &DriverName) -> bool {
     name.as_str()
         .strip_suffix(PLUGIN_DOMAIN)
@@ -471,14 +482,17 @@ pub fn device_name(id: &str) -> DeviceName {
     DeviceName::new(&name).expect("an encoded ID is a DNS label")
 }
 
-/// Whether a byte of an ID is itself in the name: a dash only between two letters or digits.
+/// Returns whether a byte of an ID is unchanged in the name: a dash only between two letters or digits.
 fn is_kept(bytes: &[u8], index: usize) -> bool {
-    let is_plain = |at: Option<usize>| {
-        at.and_then(|at| bytes.get(at))
-            .is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
-    };
-    is_plain(Some(index))
-        || bytes[index] == b'-' && is_plain(index.checked_sub(1)) && is_plain(Some(index + 1))
+    is_plain(bytes, Some(index))
+        || bytes[index] == b'-'
+            && is_plain(bytes, index.checked_sub(1))
+            && is_plain(bytes, Some(index + 1))
+}
+
+fn is_plain(bytes: &[u8], at: Option<usize>) -> bool {
+    at.and_then(|at| bytes.get(at))
+        .is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
 
 /// Returns the ID of a device's name; `None`: the name is a hash, or no [`device_name`].

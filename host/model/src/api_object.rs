@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Uid;
 
-/// Key of the record that holds the resource version of the last deletion: no newer object would tell it after a restart.
+/// Key of the record that holds the resource version of the last deletion: after a restart no newer object would show it.
 pub const DELETED_REVISION_KEY: &str = "deleted-revision";
 
 /// An object of the local API.
@@ -18,6 +18,6 @@ pub struct ApiObject {
     pub uid: Uid,
     /// Plural of its kind, such as `resourceclaims`; empty under [`DELETED_REVISION_KEY`].
     pub resource: String,
-    /// As it is served in the version that is stored.
+    /// The object as it is served in the stored version.
     pub object: Arc<Value>,
 }

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn qualified_names_have_a_vendor_a_class_and_a_device() {
+    fn qualified_name_needs_all_three_parts() {
         for good in [
             "vendor.com/gpu=0",
             "k8s.gpu.nvidia.com/claim=1f-0",

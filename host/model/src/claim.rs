@@ -8,7 +8,6 @@ use strum::{Display, EnumString, IntoStaticStr};
 use super::{
     AttributeValue, Consumer, ContainerAllocation, DeviceName, DeviceNode, DriverName, Edits,
     ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid,
-    is_label_key, limit,
 };
 
 /// Annotation of a claim made from a template: the pod's own name for the claim (`resource.k8s.io/v1`).
@@ -30,12 +29,11 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether it is reserved for a pod, or for the group that the pod belongs to.
+    /// Returns whether it is reserved for a pod, or for the group that the pod belongs to.
     pub fn is_reserved_for(&self, pod: &Uid, pod_group: Option<&ObjectName>) -> bool {
-        let is_group = |known: &Consumer| pod_group.is_some_and(|group| known.is_pod_group(group));
-        self.reserved_for
-            .iter()
-            .any(|known| known.uid == *pod || is_group(known))
+        self.reserved_for.iter().any(|known| {
+            known.uid == *pod || pod_group.is_some_and(|group| known.is_pod_group(group))
+        })
     }
 }
 
@@ -110,7 +108,7 @@ impl AllocatedDevice {
 pub struct BindingConditions {
     /// All of them have to be true.
     pub conditions: Vec<String>,
-    /// If one of them is true, binding failed.
+    /// Conditions of which any that is true means that binding failed.
     pub failures: Vec<String>,
 }
 
@@ -124,33 +122,6 @@ impl BindingConditions {
         self.conditions.is_empty() && self.failures.is_empty()
     }
 
-    /// Whether an API server accepts them.
-    pub fn check(&self) -> Result<(), BindingConditionsError> {
-        use BindingConditionsError::{Malformed, OneList, TooMany, Twice};
-        let (conditions, failures) = (&self.conditions, &self.failures);
-        for (list, types) in [("conditions", conditions), ("failure conditions", failures)] {
-            if types.len() > limit::BINDING_CONDITIONS_MAX {
-                return Err(TooMany {
-                    list,
-                    count: types.len(),
-                });
-            }
-        }
-        let mut known = BTreeSet::new();
-        for kind in conditions.iter().chain(failures) {
-            if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
-                return Err(Malformed(kind.clone()));
-            }
-            if !known.insert(kind) {
-                return Err(Twice(kind.clone()));
-            }
-        }
-        if conditions.is_empty() != failures.is_empty() {
-            return Err(OneList);
-        }
-        Ok(())
-    }
-
     /// The failure condition that the host sets: its own, or else the first.
     pub fn failure(&self) -> Option<&String> {
         let own = self
@@ -159,21 +130,6 @@ impl BindingConditions {
             .find(|kind| *kind == Self::PREPARE_FAILED);
         own.or(self.failures.first())
     }
-}
-
-/// Why an API server does not accept binding conditions.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BindingConditionsError {
-    #[error("{count} binding {list}, at most {max} are allowed", max = limit::BINDING_CONDITIONS_MAX)]
-    TooMany { list: &'static str, count: usize },
-    #[error(
-        "binding conditions need failure conditions, and failure conditions need binding conditions"
-    )]
-    OneList,
-    #[error("{0:?} is no type of a condition, such as example.com/attached")]
-    Malformed(String),
-    #[error("condition {0} occurs twice in the binding conditions and failure conditions")]
-    Twice(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString)]
@@ -208,7 +164,7 @@ pub struct DriverClaim {
     pub annotations: BTreeMap<String, String>,
     /// Consumers that the host knows when the call begins.
     pub reserved_for: Vec<Consumer>,
-    /// What the driver saved in a prepare of the claim that did not succeed.
+    /// Progress that the driver saved in a prepare of the claim that did not succeed.
     pub progress: Vec<u8>,
 }
 
@@ -216,9 +172,9 @@ pub struct DriverClaim {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DriverClaimRecord {
     pub claim: DriverClaim,
-    /// Whether a prepare succeeded.
+    /// True if a prepare succeeded.
     pub prepared: bool,
-    /// Of the last prepare that succeeded.
+    /// Memo of the last prepare that succeeded.
     pub memo: Vec<u8>,
     /// Version that prepared it, or else that was called last.
     pub driver_version: String,
@@ -250,7 +206,7 @@ pub struct PreparedDevice {
     pub device: DeviceName,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// How a container gets access to it.
+    /// Access of a container to the device.
     pub access: DeviceAccess,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<DeviceStatus>,
@@ -259,7 +215,7 @@ pub struct PreparedDevice {
     pub attributes: Option<String>,
 }
 
-/// How a container gets access to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
+/// Access of a container to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceAccess {
@@ -396,7 +352,7 @@ pub struct PodContainer {
     pub numa_affinity: Vec<u32>,
 }
 
-/// When a container runs. Init containers end before the next one starts, so their devices are reused.
+/// The phase in which a container runs. Init containers end before the next one starts, so their devices are reused.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr,
 )]
@@ -460,47 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn binding_conditions_that_an_api_server_refuses_are_refused_with_their_reason() {
-        let long = "x".repeat(64);
-        for (conditions, failures, part) in [
-            (
-                &["A", "B", "C", "D", "E"][..],
-                &["F"][..],
-                "5 binding conditions, at most 4",
-            ),
-            (
-                &["A"],
-                &["B", "C", "D", "E", "F"],
-                "5 binding failure conditions, at most 4",
-            ),
-            (&["A"], &[], "need failure conditions"),
-            (&[], &["A"], "need binding conditions"),
-            (&["A", "A"], &["B"], "condition A occurs twice"),
-            (&["A"], &["A"], "condition A occurs twice"),
-            (&["a b"], &["B"], "\"a b\" is no type"),
-            (&[""], &["B"], "\"\" is no type"),
-            (&[&long], &["B"], "is no type"),
-            (&["A"], &["example.com/"], "is no type"),
-        ] {
-            let error = binding(conditions, failures)
-                .check()
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(part), "{conditions:?} {failures:?}: {error}");
-        }
-        for (conditions, failures) in [
-            (&[][..], &[][..]),
-            (
-                &["A", "example.com/b", "C", "D"],
-                &["E", "F", "G", "example.com/h"],
-            ),
-        ] {
-            assert_eq!(binding(conditions, failures).check(), Ok(()));
-        }
-    }
-
-    #[test]
-    fn the_host_sets_its_own_failure_condition_or_the_first() {
+    fn own_failure_condition_is_preferred() {
         let first = binding(&["A"], &["example.com/failed", "B"]);
         assert_eq!(
             first.failure().map(String::as_str),

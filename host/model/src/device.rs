@@ -91,13 +91,13 @@ pub struct DeviceScheduling {
     pub binds_to_node: bool,
     pub binding_conditions: Vec<String>,
     pub binding_failure_conditions: Vec<String>,
-    /// By resource of the node.
+    /// Consumption by resource of the node.
     pub node_allocatable: BTreeMap<String, NodeAllocatable>,
     /// Compatibility groups by consumed counter set.
     pub compatibility: BTreeMap<String, Vec<String>>,
 }
 
-/// What a device takes of a resource of the node (KEP-5517).
+/// A device's consumption of a resource of the node (KEP-5517).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeAllocatable {
@@ -143,6 +143,48 @@ impl AttributeValue {
     }
 }
 
+/// An attribute's value as a driver or an API object has it: a version is a text.
+#[derive(Debug, Clone, PartialEq)]
+pub enum UnparsedValue {
+    Int(i64),
+    Bool(bool),
+    Text(String),
+    Version(String),
+    Ints(Vec<i64>),
+    Bools(Vec<bool>),
+    Texts(Vec<String>),
+    Versions(Vec<String>),
+}
+
+impl UnparsedValue {
+    /// Returns the number of values: of a list, its length.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Int(_) | Self::Bool(_) | Self::Text(_) | Self::Version(_) => 1,
+            Self::Ints(list) => list.len(),
+            Self::Bools(list) => list.len(),
+            Self::Texts(list) | Self::Versions(list) => list.len(),
+        }
+    }
+
+    /// Fails if a version is none.
+    pub fn parse(self) -> Result<AttributeValue, semver::Error> {
+        let version = |text: &String| semver::Version::parse(text);
+        Ok(match self {
+            Self::Int(value) => AttributeValue::Int(value),
+            Self::Bool(value) => AttributeValue::Bool(value),
+            Self::Text(text) => AttributeValue::Text(text),
+            Self::Version(text) => AttributeValue::Version(version(&text)?),
+            Self::Ints(list) => AttributeValue::Ints(list),
+            Self::Bools(list) => AttributeValue::Bools(list),
+            Self::Texts(list) => AttributeValue::Texts(list),
+            Self::Versions(list) => {
+                AttributeValue::Versions(list.iter().map(version).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     pub value: String,
@@ -160,7 +202,7 @@ impl Capacity {
     }
 }
 
-/// Which amounts of a shared device's capacity a claim may request.
+/// Amounts of a shared device's capacity that a claim may request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapacityPolicy {
     pub default_amount: Option<String>,
@@ -224,7 +266,7 @@ impl HealthState {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceHealth {
     pub state: HealthState,
-    /// At most 1 KiB.
+    /// Message of at most 1 KiB.
     pub message: String,
 }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a device, or a claim as a whole, changes in a container.
+/// Changes of a container by a device, or by a claim as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Edits {
@@ -32,14 +32,14 @@ impl Edits {
     /// Returns the lowest version of CDI that has every field that is used.
     pub fn cdi_version(&self) -> CdiVersion {
         let rdt = self.intel_rdt.as_ref();
-        let has_new_fields = |rdt: &IntelRdt| !rdt.schemata.is_empty() || rdt.enable_monitoring;
-        if !self.net_devices.is_empty() || rdt.is_some_and(has_new_fields) {
+        if !self.net_devices.is_empty()
+            || rdt.is_some_and(|rdt| !rdt.schemata.is_empty() || rdt.enable_monitoring)
+        {
             return CdiVersion::V1_1_0;
         }
         if rdt.is_some() || !self.additional_gids.is_empty() {
             return CdiVersion::V0_7_0;
         }
-        let is_given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         if self
             .device_nodes
             .iter()
@@ -52,6 +52,10 @@ impl Edits {
         }
         CdiVersion::V0_3_0
     }
+}
+
+fn is_given(text: &Option<String>) -> bool {
+    text.as_ref().is_some_and(|text| !text.is_empty())
 }
 
 /// A version of the CDI specification that brought a field of the edits.
@@ -89,7 +93,7 @@ pub enum NodeKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// In the container.
+    /// Path in the container.
     pub path: String,
     /// Path on the node; `None` means the same path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,21 +194,24 @@ mod variables {
         variables: &[(String, String)],
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let entry = |(name, value): &(String, String)| format!("{name}={value}");
-        serializer.collect_seq(variables.iter().map(entry))
+        serializer.collect_seq(
+            variables
+                .iter()
+                .map(|(name, value)| format!("{name}={value}")),
+        )
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<(String, String)>, D::Error> {
         let entries = Vec::<String>::deserialize(deserializer)?;
-        let variable = |entry: String| match entry.split_once('=') {
+        let variables = entries.iter().map(|entry| match entry.split_once('=') {
             Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
             None => Err(D::Error::custom(format_args!(
                 "the environment entry {entry:?} is not NAME=VALUE"
             ))),
-        };
-        entries.into_iter().map(variable).collect()
+        });
+        variables.collect()
     }
 }
 
@@ -239,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_are_written_as_cdi_and_read_back() {
+    fn edits_round_trip_as_cdi() {
         let edits = Edits {
             env: vec![("A".into(), "1=2".into()), ("B".into(), String::new())],
             device_nodes: vec![
@@ -288,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_no_variable_is_named() {
+    fn invalid_environment_entry_is_named() {
         let error = read::<Edits>(r#"{"env":["A=1","B"]}"#).unwrap_err();
         assert!(
             error.contains(r#"environment entry "B" is not NAME=VALUE"#),

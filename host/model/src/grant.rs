@@ -273,11 +273,13 @@ pub(crate) fn globs(
     shape: Shape,
 ) -> Result<Vec<String>, SideFileError> {
     at_most(key, &entries)?;
-    let one = |entry: Spanned<String>| match shape.check(&entry.value) {
-        Ok(()) => Ok(entry.value),
-        Err(why) => Err(SideFileError::at(&entry, format!("{key}: {why}"))),
-    };
-    entries.into_iter().map(one).collect()
+    entries
+        .into_iter()
+        .map(|entry| match shape.check(&entry.value) {
+            Ok(()) => Ok(entry.value),
+            Err(why) => Err(SideFileError::at(&entry, format!("{key}: {why}"))),
+        })
+        .collect()
 }
 
 fn at_most<T>(key: &str, entries: &[Spanned<T>]) -> Result<(), SideFileError> {
@@ -301,9 +303,9 @@ pub(crate) enum Shape {
     Name,
     /// Relative, with a last segment without wildcards.
     Attribute,
-    /// Without wildcards, or with a prefix that ends in `_`.
+    /// A name without wildcards, or with a prefix that ends in `_`.
     Variable,
-    /// Without wildcards, or with a prefix that ends in `/`.
+    /// A key without wildcards, or with a prefix that ends in `/`.
     Annotation,
     /// `DOMAIN/NAME`, in which both may have wildcards.
     Resource,
@@ -408,9 +410,8 @@ pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
             pattern.len()
         ));
     }
-    let build = |text: &str| regex::RegexBuilder::new(text).size_limit(1 << 20).build();
     // Compiled alone first: `1)|(?:.*` would end the group that anchors it.
-    let built = build(pattern).and_then(|_| build(&format!("^(?:{pattern})$")));
+    let built = compile(pattern).and_then(|_| compile(&format!("^(?:{pattern})$")));
     built.map_err(|error| {
         // The last line has the error; the lines before it mark the position.
         let why = error.to_string();
@@ -421,6 +422,10 @@ pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
     })
 }
 
+fn compile(text: &str) -> Result<Regex, regex::Error> {
+    regex::RegexBuilder::new(text).size_limit(1 << 20).build()
+}
+
 /// Returns the requested capabilities beyond the grant, one readable line each: `sysfsRead: class/net/*`.
 pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
@@ -429,62 +434,46 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
         |key: &str, asked: &[String], granted: &[String], naming: &dyn Fn(&str) -> Naming| {
             for entry in asked {
                 let named = naming(entry);
-                let covered = |granted: &String| match named {
+                let is_covered = granted.iter().any(|granted| match named {
                     Naming::Path => granted == entry,
                     Naming::Directory(segments) => {
                         pattern::literal_segments(granted) >= segments && covers(granted, entry)
                     }
                     Naming::Glob => covers(granted, entry),
-                };
-                if !granted.iter().any(covered) {
+                });
+                if !is_covered {
                     lines.push(format!("{key}: {entry}"));
                 }
             }
         };
-    let by_glob = |_: &str| Naming::Glob;
-    // What no grant allows is refused when it is used.
-    let host_file = |path: &str| ceiling::host_file(path).unwrap_or(Naming::Glob);
-    let mount = |path: &str| match ceiling::mount_source(path) {
-        // A glob may match paths that need no exact name beside such that do.
-        Some(Naming::Path) if !is_literal(path) => Naming::Glob,
-        naming => naming.unwrap_or(Naming::Glob),
-    };
-    let is_named = |names: &'static [&'static str]| {
-        let names = PatternSet::new(names.iter().copied()).expect("the names above are globs");
-        move |text: &str| {
-            if names.matches(text) {
-                Naming::Path
-            } else {
-                Naming::Glob
-            }
-        }
-    };
+
     list(
         "sysfsRead",
         &request.sysfs_read,
         &allowed.sysfs_read,
-        &by_glob,
+        &|_| Naming::Glob,
     );
     list(
         "hostFiles",
         &request.host_files,
         &allowed.host_files,
-        &host_file,
+        // What no grant allows is refused when it is used.
+        &|path| ceiling::host_file(path).unwrap_or(Naming::Glob),
     );
     list(
         "deviceNodes",
         &request.device_nodes,
         &allowed.device_nodes,
-        &is_named(POWERFUL_NODES),
+        &naming_of(POWERFUL_NODES),
     );
-    list("mounts", &request.mounts, &allowed.mounts, &mount);
+    list("mounts", &request.mounts, &allowed.mounts, &mount_naming);
     list("hooks", &request.hooks, &allowed.hooks, &|_| Naming::Path);
-    list("env", &request.env, &allowed.env, &is_named(LOADING_ENV));
+    list("env", &request.env, &allowed.env, &naming_of(LOADING_ENV));
     list(
         "netDevices",
         &request.net_devices,
         &allowed.net_devices,
-        &by_glob,
+        &|_| Naming::Glob,
     );
     let pairs = [
         ("sysfsWrite", &request.sysfs_write, &allowed.sysfs_write),
@@ -492,10 +481,10 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
     ];
     for (key, asked, granted) in pairs {
         for asked in asked {
-            let same = |granted: &ValueGrant| {
-                granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob)
-            };
-            if !granted.iter().any(same) {
+            let mut same = granted
+                .iter()
+                .filter(|granted| granted.pattern == asked.pattern);
+            if !same.any(|granted| covers(&granted.glob, &asked.glob)) {
                 lines.push(format!("{key}: {} with {}", asked.glob, asked.pattern));
             }
         }
@@ -506,12 +495,28 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
 
 /// Returns the rules of a list that cover none of the paths, names and globs that a driver read.
 pub fn unused<'a>(rules: &'a [String], read: &BTreeSet<String>) -> Vec<&'a str> {
-    let is_used = |rule: &&str| read.iter().any(|text| covers(rule, text));
     rules
         .iter()
         .map(String::as_str)
-        .filter(|rule| !is_used(rule))
+        .filter(|rule| !read.iter().any(|text| covers(rule, text)))
         .collect()
+}
+
+fn mount_naming(path: &str) -> Naming {
+    match ceiling::mount_source(path) {
+        // A glob may match paths that need no exact name beside such that do.
+        Some(Naming::Path) if !is_literal(path) => Naming::Glob,
+        naming => naming.unwrap_or(Naming::Glob),
+    }
+}
+
+/// Returns the naming of texts of which those that match one of the globs need their exact name.
+fn naming_of(names: &'static [&'static str]) -> impl Fn(&str) -> Naming {
+    let names = PatternSet::new(names.iter().copied()).expect("the names above are globs");
+    move |text: &str| match names.matches(text) {
+        true => Naming::Path,
+        false => Naming::Glob,
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Which claims hold which keys of hardware, and whose hold is in the way of another's. Pure.
+//! Keys of hardware that claims hold, and the conflicts between them. Pure.
 //!
-//! A key is a device's own name (`driver/pool/device`), an identity string of a driver, a directory below `/sys/devices` or the numbers of a device
-//! node. Two holds of different claims exclude each other if they have one key, or if the directory of one lies below that of the other, unless
-//! both are shared. What the host derived itself from the edits of a container decides only between drivers: of its own devices a driver says by
-//! identity strings and counters which of them exclude each other.
+//! A key is a device's own name (`driver/pool/device`), an identity string of a driver, a directory below `/sys/devices` or the numbers of
+//! a device node. Two holds of different claims exclude each other if they have one key, or if the directory of one lies below that of the
+//! other, unless both are shared. A key that the host derived itself from the edits of a container excludes only devices of other drivers:
+//! a driver reports by identity strings and counters which of its own devices exclude each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -120,7 +120,7 @@ fn held<O: Clone>(owner: &O, hold: &Hold) -> Held<O> {
     }
 }
 
-/// Whether two holds decide about each other.
+/// Returns whether two holds can exclude each other.
 fn acts<O>(hold: &Hold, other: &Held<O>) -> bool {
     let is_derived = hold.derived || other.derived;
     !(is_derived && hold.driver.is_some() && hold.driver == other.driver)
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_excludes_those_above_and_below_it_and_no_other() {
+    fn directory_excludes_its_ancestors_and_descendants() {
         let of = |key| hold(key, false, false, "a.dev");
         for (one, other, free) in [
             (GPU, GPU, false),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_derived_decides_between_drivers_alone() {
+    fn derived_keys_exclude_only_other_drivers() {
         let of = |derived, driver| hold(GPU, false, derived, driver);
         for (one, other, free) in [
             (of(true, "a.dev"), of(true, "a.dev"), true),
@@ -259,7 +259,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_of_any_order_exclude_each_other_by_the_rule(
+        fn held_keys_match_the_exclusion_rule(
             steps in prop::collection::vec((0..6u8, holds(), any::<bool>()), 1..40),
         ) {
             let (mut keys, mut all) = (HeldKeys::default(), Vec::new());

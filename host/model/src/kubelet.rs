@@ -48,7 +48,7 @@ impl Consumer {
         self.api_group.is_empty() && self.resource == "pods"
     }
 
-    /// Whether it is the group of a pod, which has the group's name and not its UID.
+    /// Returns whether it is the group of a pod, which has the group's name and not its UID.
     pub fn is_pod_group(&self, name: &ObjectName) -> bool {
         self.api_group == POD_GROUP_API && self.resource == "podgroups" && self.name == *name
     }
@@ -78,7 +78,7 @@ pub struct KubeletHold {
     /// Consumers for which the claim was reserved at the last request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub consumers: Vec<Consumer>,
-    /// The claim is not an object of the API server: it stands for devices that a kubelet allocated through a device plugin.
+    /// The claim is not an object of the API server: it represents devices that a kubelet allocated through a device plugin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
     /// No kubelet has requested the claim yet: it was prepared for a scheduler, which waits for the device before it binds the pod.
@@ -91,7 +91,7 @@ pub struct KubeletHold {
 pub struct PreparedForKubelet {
     /// `None` if the claim has no device of the driver.
     pub devices: Vec<KubeletDevice>,
-    /// For containers that use any of the devices: data that a device plugin's response can contain and a DRA driver's cannot.
+    /// Annotations for containers that use any of the devices: data that a device plugin's response can contain and a DRA driver's cannot.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -139,10 +139,10 @@ pub enum DraService {
 }
 
 impl DraService {
-    /// Those of today's kubelets, the newest first: it is taken whatever a plugin's order.
+    /// Services of current kubelets, the newest first: the newest is used regardless of a plugin's order.
     pub const ALL: [Self; 2] = [Self::V1, Self::V1beta1];
 
-    /// As plugins list it, which is not the name of the gRPC service.
+    /// Returns the name under which plugins list the service, which is not the name of the gRPC service.
     pub fn listed_as(self) -> &'static str {
         match self {
             Self::V1 => "v1.DRAPlugin",
@@ -168,7 +168,7 @@ pub enum HealthService {
 }
 
 impl HealthService {
-    /// The newest first: it is taken whatever a plugin's order.
+    /// All services, the newest first: the newest is used regardless of a plugin's order.
     pub const ALL: [Self; 2] = [Self::V1, Self::V1alpha1];
 
     pub fn listed_as(self) -> &'static str {

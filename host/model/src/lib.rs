@@ -1,11 +1,14 @@
-//! The vocabulary: names, claims, devices, container edits, problems, limits. Values only; no IO, no clock, no task.
+//! The vocabulary: names, claims, devices, container edits, problems, limits, and the checks of drivers' answers. Values only; no IO, no clock,
+//! no task.
 //!
 //! Input is parsed here into types that enforce its rules, and is not checked again after that.
 
 mod adapter;
+pub mod answer;
 mod api_object;
 mod cdi_name;
 mod change;
+pub mod check;
 mod claim;
 mod device;
 mod edits;

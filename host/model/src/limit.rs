@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+/// Bytes of a DNS label and of a label's name and value, of a DNS subdomain, of a driver's name, and of the name of an attribute or capacity
+/// after its domain (`resource.k8s.io/v1`).
+pub const LABEL_BYTES_MAX: usize = 63;
+pub const SUBDOMAIN_BYTES_MAX: usize = 253;
+pub const DRIVER_NAME_BYTES_MAX: usize = 63;
+pub const IDENTIFIER_BYTES_MAX: usize = 32;
 /// Pools of one driver: an inventory is kept in memory and compared at each discovery.
 pub const POOLS_MAX: usize = 64;
 /// Devices of one driver: 32 ResourceSlices of 128.
@@ -44,15 +50,17 @@ pub const PROBLEM_CODE_BYTES_MAX: usize = 63;
 pub const PROBLEM_MESSAGE_BYTES_MAX: usize = 1024;
 /// Bytes of a quantity: the longest in use have fewer than 20.
 pub const QUANTITY_BYTES_MAX: usize = 64;
-/// Bytes of a driver's summary.
+/// Bytes of a driver's version, which is shown in tables, and of its summary.
+pub const DRIVER_VERSION_BYTES_MAX: usize = 64;
 pub const SUMMARY_BYTES_MAX: usize = 1024;
 /// Deadline of a write below `/sys`: creating virtual functions takes seconds.
 pub const SYSFS_WRITE_WALL: Duration = Duration::from_secs(10);
 /// Globs of one list of a driver's requested capabilities, and bytes of each.
 pub const GRANT_ENTRIES_MAX: usize = 64;
 pub const GRANT_ENTRY_BYTES_MAX: usize = 512;
-/// Kernel subsystems that a driver names.
+/// Kernel subsystems that a driver names, and bytes of each.
 pub const EVENT_SUBSYSTEMS_MAX: usize = 32;
+pub const EVENT_SUBSYSTEM_BYTES_MAX: usize = 64;
 /// Seconds between discoveries: the minimum limits the CPU time, the maximum the delay.
 pub const DISCOVERY_PERIOD_MIN: Duration = Duration::from_secs(1);
 pub const DISCOVERY_PERIOD_MAX: Duration = Duration::from_secs(3600);
@@ -63,6 +71,9 @@ pub const EDITS_MAX: usize = 64;
 /// Bytes of an environment variable's value and of a mount option.
 pub const ENV_VALUE_BYTES_MAX: usize = 4096;
 pub const ENV_NAME_BYTES_MAX: usize = 256;
+/// Bytes of a mount option or a file system's name, and of a class of service: a directory's name in resctrl.
+pub const EDIT_WORD_BYTES_MAX: usize = 256;
+pub const CLOS_ID_BYTES_MAX: usize = 255;
 /// Linux' PATH_MAX.
 pub const PATH_BYTES_MAX: usize = 4096;
 /// Bytes of a memo, which is stored with the claim in the checkpoint.
@@ -81,9 +92,17 @@ pub const HARDWARE_ADDRESS_BYTES_MAX: usize = 128;
 pub const KUBE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const KUBE_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Results of an allocation, its configs and its consumers (`resource.k8s.io/v1`).
+/// Requests of a claim, and names of requests in a constraint or config; subrequests of a request; selectors of each of these and of a
+/// class; bytes of an expression; constraints of a claim; configs of a claim or class (`resource.k8s.io/v1`).
+pub const REQUESTS_MAX: usize = 32;
+pub const SUBREQUESTS_MAX: usize = 8;
+pub const SELECTORS_MAX: usize = 32;
+pub const EXPRESSION_BYTES_MAX: usize = 10 << 10;
+pub const CONSTRAINTS_MAX: usize = 32;
+pub const CLAIM_CONFIGS_MAX: usize = 32;
+/// Results of an allocation, its configs (of the claim and of its classes) and its consumers (`resource.k8s.io/v1`).
 pub const ALLOCATED_DEVICES_MAX: usize = 32;
-pub const CONFIGS_MAX: usize = 64;
+pub const CONFIGS_MAX: usize = 2 * CLAIM_CONFIGS_MAX;
 pub const RESERVED_FOR_MAX: usize = 256;
 /// Opaque parameters (`resource.k8s.io/v1`).
 pub const PARAMETERS_BYTES_MAX: usize = 10 << 10;
@@ -92,8 +111,6 @@ pub const POD_CLAIMS_MAX: usize = 128;
 pub const POD_CONTAINERS_MAX: usize = 256;
 /// Extended resources of a container: more than any node has.
 pub const CONTAINER_RESOURCES_MAX: usize = 64;
-/// NUMA nodes that Linux can number (`MAX_NUMNODES`).
-pub const NUMA_NODES_OF_LINUX: u32 = 1024;
 /// Claims that a container names, counted by request: a pod's claims have no more requests.
 pub const CONTAINER_CLAIMS_MAX: usize = 1024;
 /// Entries of a claim's or a driver's history.

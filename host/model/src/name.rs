@@ -7,6 +7,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::limit::{
+    DRIVER_NAME_BYTES_MAX, IDENTIFIER_BYTES_MAX, LABEL_BYTES_MAX, SUBDOMAIN_BYTES_MAX,
+};
+
 /// An invalid name: its kind, the truncated value, and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {shown} is not valid: {rule}")]
@@ -137,7 +141,7 @@ name_type!(
 
 /// A DNS label (RFC 1123, lower case) of at most 63 bytes.
 pub fn is_dns_label(value: &str) -> bool {
-    value.len() <= 63 && is_label_of_any_length(value)
+    value.len() <= LABEL_BYTES_MAX && is_label_of_any_length(value)
 }
 
 fn is_label_of_any_length(value: &str) -> bool {
@@ -147,15 +151,15 @@ fn is_label_of_any_length(value: &str) -> bool {
 /// A DNS subdomain (RFC 1123, lower case) of at most 253 bytes. As in Kubernetes its labels have no separate bound: the name of
 /// a pod, and of a claim for it, is often longer than 63 bytes.
 pub fn is_dns_subdomain(value: &str) -> bool {
-    value.len() <= 253 && value.split('.').all(is_label_of_any_length)
+    value.len() <= SUBDOMAIN_BYTES_MAX && value.split('.').all(is_label_of_any_length)
 }
 
 fn is_driver_name(value: &str) -> bool {
-    value.len() <= 63 && is_dns_subdomain(value)
+    value.len() <= DRIVER_NAME_BYTES_MAX && is_dns_subdomain(value)
 }
 
 fn is_pool_name(value: &str) -> bool {
-    value.len() <= 253 && value.split('/').all(is_dns_subdomain)
+    value.len() <= SUBDOMAIN_BYTES_MAX && value.split('/').all(is_dns_subdomain)
 }
 
 fn is_uid(value: &str) -> bool {
@@ -164,16 +168,19 @@ fn is_uid(value: &str) -> bool {
 
 /// The part after the domain of a qualified name (Kubernetes `IsQualifiedName`).
 fn is_qualified_part(value: &str) -> bool {
-    value.len() <= 63 && is_identifier(value, b"-_.")
+    value.len() <= LABEL_BYTES_MAX && is_identifier(value, b"-_.")
 }
 
 /// ASCII letters, digits and some other characters, with a letter or a digit at each end.
 pub(super) fn is_identifier(value: &str, others: &[u8]) -> bool {
-    let edge = |c: char| c.is_ascii_alphanumeric();
     let is_plain = value
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || others.contains(&b));
-    is_plain && value.starts_with(edge) && value.ends_with(edge)
+    let edges = [value.bytes().next(), value.bytes().last()];
+    is_plain
+        && edges
+            .iter()
+            .all(|edge| edge.is_some_and(|byte| byte.is_ascii_alphanumeric()))
 }
 
 /// Key of a label, an annotation or a taint: a name of at most 63 bytes, optionally with a DNS subdomain and `/` before it.
@@ -194,7 +201,7 @@ fn is_extended_resource(value: &str) -> bool {
         return false;
     };
     // The quota's name, `requests.` before it, must be a qualified name as well.
-    let quota_fits = domain.len() + "requests.".len() <= 253;
+    let quota_fits = domain.len() + "requests.".len() <= SUBDOMAIN_BYTES_MAX;
     let native = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
     is_dns_subdomain(domain)
         && quota_fits
@@ -207,17 +214,17 @@ fn is_qualified_name(value: &str) -> bool {
     let (domain, id) = value
         .split_once('/')
         .map_or((None, value), |(domain, id)| (Some(domain), id));
-    domain.is_none_or(|domain| domain.len() <= 63 && is_dns_subdomain(domain))
-        && is_c_identifier(id)
+    domain.is_none_or(is_driver_name) && is_c_identifier(id)
 }
 
-fn is_c_identifier(value: &str) -> bool {
+/// A C identifier of at most 32 bytes: the name of an attribute or capacity without its domain.
+pub fn is_c_identifier(value: &str) -> bool {
     let bytes = value.as_bytes();
     let first = bytes
         .first()
         .is_some_and(|b| b.is_ascii_alphabetic() || *b == b'_');
     first
-        && bytes.len() <= 32
+        && bytes.len() <= IDENTIFIER_BYTES_MAX
         && bytes
             .iter()
             .all(|b| b.is_ascii_alphanumeric() || *b == b'_')
@@ -273,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_objects_are_as_long_as_kubernetes_lets_them_be() {
+    fn object_names_have_the_kubernetes_length() {
         for good in ["a".repeat(253), format!("{}.b", "a".repeat(64))] {
             assert!(ObjectName::new(&good).is_ok(), "{good}");
         }
@@ -298,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_have_a_domain_of_their_own() {
+    fn extended_resources_need_their_own_domain() {
         assert!(ExtendedResource::new("example.com/gpu").is_ok());
         for bad in [
             "cpu",
@@ -313,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_value_and_the_rule_and_stays_short() {
+    fn name_errors_stay_short() {
         let error = DeviceName::new("x".repeat(10_000)).unwrap_err().to_string();
         assert!(error.starts_with("device name \"xxx"), "{error}");
         assert!(error.len() < 300, "{error}");
     }
 
     #[test]
-    fn attribute_names_are_c_identifiers_with_or_without_a_domain() {
+    fn attribute_names_are_c_identifiers() {
         for good in ["model", "resource.kubernetes.io/pcieRoot", "_x"] {
             assert!(QualifiedName::new(good).is_ok(), "{good}");
         }

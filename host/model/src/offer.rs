@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
 use super::{
-    AttributeRule, DeviceName, DriverName, ExtendedResource, NameRecord, Named, NodeRecord,
-    PluginDevice, PoolName, Uid,
+    AttributeRule, DriverName, ExtendedResource, NameRecord, Named, NodeRecord, PluginDevice,
+    PoolName, Uid,
 };
 
 /// An adapter of a device plugin: the operator's decision, and the devices that pods of a kubelet had before it.
@@ -32,7 +32,7 @@ pub struct AdapterRecord {
     /// The devices that pods of the kubelet had before the adapter are known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_taken_over: bool,
-    /// Of those, the ones that are not free yet.
+    /// Devices of pods from before the adapter that are not free yet.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub held: BTreeSet<String>,
 }
@@ -58,7 +58,7 @@ impl AdapterRecord {
     }
 }
 
-/// What has the free devices of a pool with an extended-resource name.
+/// The mechanism that allocates the free devices of a pool with an extended-resource name.
 #[derive(
     Debug,
     Clone,
@@ -87,14 +87,13 @@ impl Mechanism {
     }
 }
 
-/// The only mechanism that may have free devices of each pool with an extended-resource name. Its existence says that slices may have been
-/// written.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The only mechanism that may have devices of each pool with an extended-resource name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MechanismsRecord {
     /// The last decision for the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Mechanism>,
-    /// By driver and pool, ascending.
+    /// Mechanisms by driver and pool, ascending.
     pub pools: Vec<PoolMechanism>,
 }
 
@@ -106,16 +105,13 @@ impl MechanismsRecord {
 }
 
 /// The mechanism of one pool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolMechanism {
     pub driver: DriverName,
     /// The driver's own name of the pool.
     pub pool: PoolName,
     pub resource: ExtendedResource,
     pub mechanism: Mechanism,
-    /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub claimed: BTreeSet<DeviceName>,
 }
 
 /// A driver that is offered to the kubelet.
@@ -141,7 +137,7 @@ pub struct ResourceOffer {
     pub resource: ExtendedResource,
     #[serde(flatten)]
     pub source: OfferSource,
-    /// By ID, ascending.
+    /// Devices by ID, ascending.
     pub devices: Vec<PluginDevice>,
 }
 
@@ -152,7 +148,7 @@ impl ResourceOffer {
     }
 }
 
-/// What has the devices of an offer.
+/// The source of the devices of an offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OfferSource {

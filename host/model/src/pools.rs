@@ -6,7 +6,7 @@
 
 use super::{NameError, ObjectName, PoolName};
 
-/// How the names of pools in the API, `NODE/POOL`, derive from the drivers' names.
+/// Conversion between the drivers' names of pools and their names in the API, `NODE/POOL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolNames {
     pub node: ObjectName,
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
+    fn pool_names_are_unique_and_reversible() {
         let names = PoolNames {
             node: ObjectName::new("node-1").unwrap(),
         };

@@ -19,7 +19,7 @@ pub enum ProblemKind {
     Denied,
     /// Something named in the request does not exist.
     NotFound,
-    /// In use by another claim.
+    /// The device is in use by another claim.
     Conflict,
     /// Temporarily not possible.
     Unavailable,

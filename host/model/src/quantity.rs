@@ -60,7 +60,7 @@ pub fn of_nanos(nanos: i128) -> String {
     format!("{amount}{suffix}")
 }
 
-/// Returns the powers of two and of ten that a suffix stands for.
+/// Returns the powers of two and of ten that a suffix denotes.
 fn exponents(suffix: &str) -> Option<(u32, i64)> {
     const DECIMAL: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_written_as_quantities_that_are_equal() {
+    fn sums_print_as_equal_quantities() {
         for (text, shown) in [
             ("80Gi", "80Gi"),
             ("81920Mi", "80Gi"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_quantity_is_left_unchanged() {
+    fn invalid_quantity_is_unchanged() {
         let long = "9".repeat(64);
         for text in [
             "", ".", "Gi", "1.2.3", "1e", "1e999", "1Zi", "1 k", "-", "x", "é", "+-1", &long,

@@ -103,7 +103,7 @@ impl ClaimRecord {
         }
     }
 
-    /// Whether the claim has devices of a device plugin without an adapter.
+    /// Returns whether the claim has devices of a device plugin without an adapter.
     pub fn is_of_plugin(&self) -> bool {
         self.resource
             .as_ref()
@@ -147,7 +147,7 @@ impl ClaimRecord {
         self.kubelet_drivers().next().is_some()
     }
 
-    /// Whether it was prepared for a scheduler, and no kubelet has requested it yet.
+    /// Returns whether it was prepared for a scheduler, and no kubelet has requested it yet.
     pub fn is_held_early(&self) -> bool {
         self.kubelet.as_ref().is_some_and(|hold| hold.early)
     }
@@ -240,7 +240,7 @@ pub struct Hold {
     /// The host derived it from what the container gets: it excludes devices of other drivers only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub derived: bool,
-    /// What the device takes of things that other devices or claims use as well.
+    /// Use of counters and capacities that other devices or claims use as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uses: Vec<Use>,
 }
@@ -264,12 +264,14 @@ pub struct Use {
 impl Hold {
     /// Returns the driver of the device, if it is known.
     pub fn is_of(&self, driver: &DriverName) -> bool {
-        let named = || {
-            self.key
-                .strip_prefix(driver.as_str())
-                .is_some_and(|rest| rest.starts_with('/'))
-        };
-        self.driver.as_ref().map_or_else(named, |of| of == driver)
+        self.driver.as_ref().map_or_else(
+            || {
+                self.key
+                    .strip_prefix(driver.as_str())
+                    .is_some_and(|rest| rest.starts_with('/'))
+            },
+            |of| of == driver,
+        )
     }
 }
 
@@ -292,7 +294,7 @@ pub struct DriverPart {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kubelet: bool,
     /// The part has no users while other parts of the claim have: its driver may or may not have unprepared it. In a claim without users
-    /// every part is leaving, whatever this says.
+    /// every part is leaving, regardless of this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
     /// The last refusal.
@@ -409,7 +411,7 @@ pub struct NodeRecord {
     /// [`Self::KEY`].
     pub uid: Uid,
     pub name: ObjectName,
-    /// Since when; milliseconds since the Unix epoch.
+    /// Time since which the node has had this name, in milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
@@ -456,7 +458,7 @@ pub struct ReleaseRecord {
 /// Devices of a driver that did not unprepare a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Untold {
-    /// As `pool/device`.
+    /// Devices as `pool/device`.
     pub devices: Vec<String>,
     /// Why the driver did not unprepare the claim.
     pub problem: Problem,

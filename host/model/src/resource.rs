@@ -20,7 +20,7 @@ pub struct PluginDevice {
     pub numa_nodes: Vec<u32>,
 }
 
-/// What a container needs for its extended resources.
+/// Settings that a container needs for its extended resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerAllocation {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -52,7 +52,7 @@ pub struct AllocationNode {
     pub permissions: String,
 }
 
-/// What a container gets of an extended resource by a claim that the host made for it.
+/// Devices of an extended resource that a container gets by a claim that the host made for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceDevices {
     pub resource: ExtendedResource,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_has_a_dns_label_as_its_name_whatever_the_pod_is_called() {
+    fn claim_name_is_a_dns_label() {
         let (resource, driver) = (
             "example.com/gpu".parse().unwrap(),
             "gpu.example.com".parse().unwrap(),

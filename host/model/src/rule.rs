@@ -61,9 +61,12 @@ pub fn is_env_name(text: &str) -> bool {
 
 /// An absolute path without empty, `.` or `..` segments, of printable characters.
 pub fn is_plain_path(text: &str) -> bool {
-    let plain = |rest: &str| !rest.split('/').any(|part| matches!(part, "" | "." | ".."));
     let bounded = text.len() <= PATH_BYTES_MAX && !text.contains(is_unprintable);
-    bounded && (text == "/" || text.strip_prefix('/').is_some_and(plain))
+    bounded
+        && (text == "/"
+            || text
+                .strip_prefix('/')
+                .is_some_and(|rest| !rest.split('/').any(|part| matches!(part, "" | "." | ".."))))
 }
 
 /// A name that the kernel takes for a network interface (`dev_valid_name`).
@@ -161,7 +164,7 @@ mod tests {
 
     /// The standard library escapes what it cannot print, by its own tables.
     #[test]
-    fn what_the_standard_library_cannot_print_is_unprintable() {
+    fn unprintable_table_covers_standard_library() {
         let is_escaped = |c: char| c.escape_debug().to_string().starts_with("\\u{");
         let is_extender = |c: char| format!("a{c}").escape_debug().count() == 2;
         let missed: Vec<_> = ('\0'..=char::MAX)

@@ -24,11 +24,11 @@ pub enum SourceKind {
     Plugin,
     /// The adapter of a device plugin, by its extended resource.
     Adapter,
-    /// Of an extended resource: the pools of a driver, by the driver's name.
+    /// The pools of a driver, by the driver's name, as the source of an extended resource.
     Pools,
 }
 
-/// Where a driver comes from, as far as that is the same after a restart and an update.
+/// The source of a driver, limited to the parts that are the same after a restart and an update.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NameSource {
     pub kind: SourceKind,
@@ -65,7 +65,7 @@ impl NameSource {
         }
     }
 
-    /// Whether it is a WebAssembly driver.
+    /// Returns whether it is a WebAssembly driver.
     pub fn is_wasm(&self) -> bool {
         matches!(self.kind, SourceKind::File | SourceKind::Image)
     }
@@ -85,7 +85,7 @@ impl fmt::Display for NameSource {
     }
 }
 
-/// What a name is the name of: drivers' names have no `/`, and those of extended resources have one.
+/// The driver or the extended resource that a name belongs to: drivers' names have no `/`, and those of extended resources have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Named {
@@ -109,7 +109,7 @@ pub struct NameRecord {
     pub uid: Uid,
     pub name: Named,
     pub source: NameSource,
-    /// Since when; milliseconds since the Unix epoch.
+    /// Time since which the source has had the name, in milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// The operator who assigned it. `None`: the source was the first that served under the name, or its grant has the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_reads_as_it_was_written() {
+    fn name_record_round_trips() {
         let by = Caller {
             uid: Some(0),
             user: Some("root".to_owned()),

@@ -16,7 +16,7 @@ pub struct ClaimValues {
     pub boot_id: String,
     /// Sorted by the first write of each path.
     pub drivers: BTreeMap<DriverName, Vec<KeptValue>>,
-    /// What drivers saved in the middle of a prepare.
+    /// Progress that drivers saved in the middle of a prepare.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub progress: BTreeMap<DriverName, Progress>,
     /// Fields of a newer version, preserved unchanged.
@@ -113,7 +113,7 @@ pub struct PutBack {
     pub path: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// What stood there.
+    /// Value that was found there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
     pub end: PutBackEnd,

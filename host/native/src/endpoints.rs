@@ -91,9 +91,9 @@ impl PluginSink for Arc<Devices> {
 
 /// Handle to the endpoints. Clones share the state.
 #[derive(Clone)]
-pub struct Endpoints<S: PluginSink>(Arc<Shared<S>>);
+pub struct Endpoints<S: PluginSink>(Arc<EndpointsState<S>>);
 
-struct Shared<S> {
+struct EndpointsState<S> {
     sink: S,
     tasks: Tasks,
     steps: PluginTimes,
@@ -103,7 +103,7 @@ struct Shared<S> {
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
 }
 
-/// What the controller of a resource has to carry out. Without a controller there is no slot.
+/// Work of the controller of a resource. Without a controller there is no slot.
 #[derive(Default)]
 struct Slot {
     /// The newest registration, until the controller begins it.
@@ -122,7 +122,7 @@ struct Registration {
 impl<S: PluginSink> Endpoints<S> {
     pub fn new(sink: S, steps: PluginTimes, recordings: Recordings, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared {
+        Self(Arc::new(EndpointsState {
             sink,
             tasks,
             steps,
@@ -236,7 +236,7 @@ fn withdraw(slots: &mut BTreeMap<ExtendedResource, Slot>, socket: &str) {
     }
 }
 
-impl<S: PluginSink> Shared<S> {
+impl<S: PluginSink> EndpointsState<S> {
     async fn connect(
         &self,
         resource: &ExtendedResource,
@@ -254,8 +254,9 @@ impl<S: PluginSink> Shared<S> {
     /// Ends the slot of a controller without work, unless there is new work. Returns true if the controller must end.
     fn end_if_idle(&self, resource: &ExtendedResource) -> bool {
         let mut slots = self.slots();
-        let has_work = |slot: &Slot| slot.next.is_some() || !slot.accepted.is_empty();
-        let is_idle = !slots.get(resource).is_some_and(has_work);
+        let is_idle = !slots
+            .get(resource)
+            .is_some_and(|slot| slot.next.is_some() || !slot.accepted.is_empty());
         if is_idle {
             slots.remove(resource);
         }

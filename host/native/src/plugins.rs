@@ -1,23 +1,19 @@
 //! Native plugins: a worker for each registration socket, which registers the plugin as a kubelet does, and removes the registration when
 //! the socket is removed.
 //!
-//! Given sockets by the watcher. One operation at a time for a socket, sockets concurrently. Never deletes a socket.
+//! Receives sockets from the watcher. Runs one operation at a time for a socket, and sockets concurrently. Never deletes a socket.
 //!
 //! # Life of a plugin's socket
 //!
-//! `seen → described → serving ⇄ lost`; `draining` while a newer instance serves; `failed` with the reason and a retry (0.5 s, doubled,
-//! at most 2 min).
+//! `seen → described → serving ⇄ lost`; `draining` while a newer instance serves; `failed` with the reason and a retry (0.5 s, doubled, at
+//! most 2 min).
 //!
-//! - One worker for each registration socket takes the steps of a kubelet, one at a time: dial, GetInfo, checks, add the instance,
-//!   NotifyRegistrationStatus.
-//! - A socket that is created again is registered again, and the previous registration stays until then, so that a plugin that is
-//!   replaced under the same names stays available. A removed socket removes its own instance and no other.
-//! - Calls go to the newest connected instance of a driver. Without a connected one they go to the newest, and wait two seconds for its
-//!   reconnect.
+//! - One worker for each registration socket takes the steps of a kubelet, one at a time: dial, GetInfo, checks, add the instance, NotifyRegistrationStatus.
+//! - A socket that is created again is registered again, and the previous registration stays until then, so that a plugin that is replaced under the same names stays available. A removed socket removes its own instance and no other.
+//! - Calls go to the newest connected instance of a driver. Without a connected one they go to the newest, and wait two seconds for its reconnect.
 //!
-//! Differences from a kubelet: `v1` is preferred to `v1beta1` whatever the plugin's order; renames and lost events are detected; a
-//! registration that waits for a name or an endpoint is retried as soon as that is free; a device listed twice in a response is one
-//! device.
+//! Differences from a kubelet: `v1` is preferred to `v1beta1` regardless of the plugin's order; renames and lost events are detected; a
+//! registration that waits for a name or an endpoint is retried as soon as that is free; a device listed twice in a response is one device.
 
 mod offer;
 mod worker;
@@ -49,7 +45,7 @@ pub struct Plugins<S: PluginSink> {
     pub registry: Registry,
     /// This node's name.
     pub node: String,
-    /// Where accepted device plugins are registered.
+    /// Registrations of accepted device plugins.
     pub endpoints: Endpoints<S>,
     pub times: PluginTimes,
     pub recordings: Recordings,
@@ -60,7 +56,7 @@ pub struct Plugins<S: PluginSink> {
 impl<S: PluginSink> Plugins<S> {
     /// Executes the requests of the watcher and of operators. Safe to drop: the sockets exist at the next start.
     pub async fn run(self, mut events: mpsc::Receiver<SocketEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Grpc) else {
+        let Some(mut reloads) = self.registry.reloads.take(DriverKind::Grpc) else {
             return;
         };
         let mut workers: HashMap<PathBuf, mpsc::Sender<Order>> = HashMap::new();

@@ -146,13 +146,12 @@ fn check_version(version: &str) -> Result<(), Problem> {
 }
 
 fn resource(name: &str) -> Result<ExtendedResource, Problem> {
-    let invalid = |error| {
+    ExtendedResource::new(name).map_err(|error| {
         Problem::invalid(
             ProblemCode::ResourceNotValid,
             format!("the ResourceName is invalid: {error}"),
         )
-    };
-    ExtendedResource::new(name).map_err(invalid)
+    })
 }
 
 fn status(problem: &Problem) -> Status {

@@ -4,7 +4,6 @@
 //! not followed. Never connects to a socket and never deletes one: the worker finds out whether a process listens.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -139,13 +138,12 @@ impl Directory for SocketDirectory {
             .keys()
             .filter(|path| !listing.contains_key(*path));
         let mut events: Vec<_> = gone.cloned().map(SocketEvent::Gone).collect();
-        let is_new = |(path, stamp): &(&PathBuf, &Stamp)| {
-            self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
-        };
         events.extend(
             listing
                 .iter()
-                .filter(is_new)
+                .filter(|(path, stamp)| {
+                    self.reported.get(*path) != Some(*stamp) || removed.contains(*path)
+                })
                 .map(|(path, _)| SocketEvent::Appeared(path.clone())),
         );
         self.reported = listing;
@@ -219,12 +217,11 @@ impl Walk {
 fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
     let found = file::reachable(path)?.filter(|found| found.file_type().is_socket());
     // Not every file system has a time of birth.
-    let stamp = |found: Metadata| Stamp {
+    Ok(found.map(|found| Stamp {
         device: found.dev(),
         inode: found.ino(),
         born: found.created().ok(),
-    };
-    Ok(found.map(stamp))
+    }))
 }
 
 #[cfg(test)]
@@ -286,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sockets_of_before_and_of_later_are_reported_and_nothing_else_is() {
+    async fn only_sockets_are_reported() {
         let mut directory =
             Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
         directory.appeared("a.sock").await;
@@ -300,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_of_many_sockets_is_reported_when_it_is_created_and_removed() {
+    async fn every_socket_change_is_reported() {
         let names = |when: &str| {
             (0..10)
                 .map(|n| format!("{when}-{n}.sock"))
@@ -332,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn directories_below_count_and_dot_directories_do_not() {
+    async fn dot_directories_are_ignored() {
         let mut directory = Watching::new(|dir| {
             std::fs::create_dir(dir.join(".old")).unwrap();
             drop(UnixListener::bind(dir.join(".old/a.sock")).unwrap());
@@ -345,7 +342,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_link_to_a_socket_is_a_socket_and_a_link_to_a_directory_is_not_followed() {
+    async fn only_links_to_sockets_are_followed() {
         let elsewhere = tempfile::tempdir().unwrap();
         let _far = UnixListener::bind(elsewhere.path().join("far.sock")).unwrap();
         let mut directory = Watching::new(|dir| {
@@ -359,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replaced_socket_is_reported_again_and_one_with_a_new_mode_is_not() {
+    async fn only_replaced_sockets_are_reported_again() {
         use std::os::unix::fs::PermissionsExt;
         let mut directory =
             Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
@@ -381,7 +378,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_renamed_socket_is_gone_under_its_old_name_and_new_under_the_other() {
+    async fn renamed_socket_is_removed_and_added() {
         let mut directory =
             Watching::new(|dir| drop(UnixListener::bind(dir.join("a.sock")).unwrap()));
         directory.appeared("a.sock").await;
@@ -394,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_files_are_looked_through_and_no_more() {
+    fn directory_scan_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         for index in 0..limit::REGISTRY_ENTRIES_MAX + 10 {
             std::fs::write(dir.path().join(index.to_string()), "").unwrap();

@@ -16,7 +16,7 @@ wasmtime::component::bindgen!({
     additional_derives: [serde::Serialize, serde::Deserialize],
 });
 
-/// In a recording, flags are a list of their names.
+/// Serializes flags as a list of their names, for recordings.
 macro_rules! flags_as_names {
     ($flags:ty: $($flag:ident),*) => {
         impl serde::Serialize for $flags {

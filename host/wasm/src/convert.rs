@@ -1,21 +1,21 @@
-//! Converts between the contract's types and the model. Everything from a driver is checked here, once: names, bounds, duplicates. An answer
-//! beyond a bound is refused as a whole, and the refusal says where it is.
+//! Converts between the contract's types and the model. Everything from a driver is checked once, by `nodedock_model::answer`: names, bounds,
+//! duplicates. An answer beyond a bound is refused as a whole, and the refusal says where it is.
 
 mod identity;
 mod inventory;
 mod prepared;
 mod scheduling;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::Limit;
 use crate::bindings::types;
 use nodedock_base::printable::{cut, is_unprintable};
+use nodedock_model::answer::Labels;
+use nodedock_model::check::{Field, Findings, Reason, Violation};
 use nodedock_model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX,
     PROBLEM_MESSAGE_BYTES_MAX,
 };
-use nodedock_model::rule::{is_problem_code, is_quantity};
+use nodedock_model::rule::is_problem_code;
 use nodedock_model::{
     ConfigSource, DriverClaim, DriverClaimRecord, NodeKind, Problem, ProblemCode, ProblemKind,
 };
@@ -25,7 +25,7 @@ pub(super) use inventory::{health_report, inventory};
 pub(super) use prepared::prepared_claim;
 pub(super) use scheduling::add_scheduling;
 
-/// Why an answer is refused, and where the error is.
+/// Why an answer is refused, and where the error is: the first violation of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
@@ -42,24 +42,9 @@ impl Refusal {
         }
     }
 
-    fn beyond(limit: Limit, text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            limit: Some(limit),
-        }
-    }
-
     /// The limit that the answer exceeds, if that is the error.
     pub(super) fn limit(&self) -> Option<Limit> {
         self.limit
-    }
-
-    /// The same, with the place that contains it.
-    fn at(self, place: impl std::fmt::Display) -> Self {
-        Self {
-            text: format!("{place}: {}", self.text),
-            ..self
-        }
     }
 
     pub(super) fn into_problem(self) -> Problem {
@@ -71,99 +56,33 @@ impl Refusal {
     }
 }
 
+impl From<Findings> for Refusal {
+    fn from(found: Findings) -> Self {
+        let first = found.first();
+        Self {
+            text: first.map(Violation::to_string).unwrap_or_default(),
+            limit: first.and_then(limit),
+        }
+    }
+}
+
+fn limit(violation: &Violation) -> Option<Limit> {
+    match violation.reason {
+        Reason::TooMany { .. } => Some(Limit::AnswerEntries),
+        Reason::TooLong { .. } if violation.field() == Some(Field::Memo) => Some(Limit::Memo),
+        Reason::TooLong { .. } => Some(Limit::AnswerBytes),
+        _ => None,
+    }
+}
+
 type Checked<T> = Result<T, Refusal>;
 
-fn refuse<T>(text: impl Into<String>) -> Checked<T> {
-    Err(Refusal::new(text))
+fn labels(pairs: Vec<types::KeyValue>) -> Labels {
+    let pair = |types::KeyValue { key, value }: types::KeyValue| (key, value);
+    pairs.into_iter().map(pair).collect()
 }
 
-/// Entries of a list.
-fn at_most(what: &str, count: usize, max: usize) -> Checked<()> {
-    within(Limit::AnswerEntries, what, count, max)
-}
-
-fn within(limit: Limit, what: &str, count: usize, max: usize) -> Checked<()> {
-    match count <= max {
-        true => Ok(()),
-        false => Err(Refusal::beyond(
-            limit,
-            format!("{count} {what}, at most {max} are allowed"),
-        )),
-    }
-}
-
-fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
-    parsed.map_err(|error| Refusal::new(error.to_string()))
-}
-
-/// Text for one line: bounded, of printable characters.
-fn line(what: &str, text: String, max: usize) -> Checked<String> {
-    bytes_within(what, &text, max)?;
-    if text.contains(is_unprintable) {
-        return refuse(format!(
-            "{what} {} contains a control character, or one that is not seen",
-            shown(&text)
-        ));
-    }
-    Ok(text)
-}
-
-fn bytes_within(what: &str, text: &str, max: usize) -> Checked<()> {
-    if text.len() <= max {
-        return Ok(());
-    }
-    let text = format!("{what} has {} bytes, at most {max} are allowed", text.len());
-    Err(Refusal::beyond(Limit::AnswerBytes, text))
-}
-
-fn non_empty_line(what: &str, text: String, max: usize) -> Checked<String> {
-    if text.is_empty() {
-        refuse(format!("{what} is empty"))
-    } else {
-        line(what, text, max)
-    }
-}
-
-fn labels(what: &str, labels: Vec<types::KeyValue>) -> Checked<BTreeMap<String, String>> {
-    at_most(what, labels.len(), LABELS_MAX)?;
-    let mut all = BTreeMap::new();
-    for types::KeyValue { key, value } in labels {
-        let key = non_empty_line(&format!("a key of {what}"), key, LABEL_KEY_BYTES_MAX)?;
-        bytes_within(&format!("{what}: {key}"), &value, LABEL_VALUE_BYTES_MAX)?;
-        if value.contains('\0') {
-            return refuse(format!("{what}: {key} contains NUL"));
-        }
-        if all.contains_key(&key) {
-            return refuse(format!("{what}: {} occurs twice", shown(&key)));
-        }
-        all.insert(key, value);
-    }
-    Ok(all)
-}
-
-/// The first that occurs twice.
-fn twice<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let mut seen = BTreeSet::new();
-    names.into_iter().find(|name| !seen.insert(*name))
-}
-
-/// For a message: quoted and cut.
-fn shown(text: &str) -> String {
-    format!("{:?}", cut(text, 64))
-}
-
-/// A quantity in Kubernetes' notation (apimachinery, `resource.Quantity`), not negative.
-fn quantity(what: &str, text: String) -> Checked<String> {
-    if is_quantity(&text) {
-        return Ok(text);
-    }
-    refuse(format!(
-        "{what} {} is not a quantity such as 80Gi, 500m or 4",
-        shown(&text)
-    ))
-}
-
-/// Whether a problem is beyond its bounds.
+/// Returns true if a problem is beyond its bounds.
 pub(super) fn is_cut(problem: &types::Problem) -> bool {
     let long = |types::KeyValue { key, value }: &types::KeyValue| {
         key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX

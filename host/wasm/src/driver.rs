@@ -28,13 +28,13 @@ use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DeviceNode, DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef,
-    PreparedClaim, Problem, ProblemCode, Uid,
+    DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef, PreparedClaim,
+    Problem, ProblemCode, Uid,
 };
 
-/// How long a call that only looks waits for its permits, in addition to its own time.
+/// Time for which a call that only reads waits for its permits, in addition to its own time.
 pub(super) const PERMIT_WAIT: Duration = Duration::from_secs(5);
-/// For looking at the files that container edits name: a network file system may hang.
+/// Maximum time to check the files that container edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
 
 /// A loaded WASM driver.
@@ -44,7 +44,7 @@ pub struct WasmDriver {
     pub(super) config: Option<Arc<str>>,
     pub(super) sandbox: Sandbox,
     pub(super) recorder: Recorder,
-    /// For recordings.
+    /// Revision for recordings.
     pub(super) revision: Arc<Revision>,
 }
 
@@ -69,7 +69,7 @@ impl WasmDriver {
         &self.info
     }
 
-    /// What the driver requests beyond its grant, one readable line each.
+    /// Returns the capabilities that the driver requests beyond its grant, one readable line each.
     pub fn missing_grants(&self) -> &[String] {
         &self.missing_grants
     }
@@ -81,7 +81,7 @@ impl WasmDriver {
         })
     }
 
-    /// Of the file: `sha256:` and hex.
+    /// Returns the digest of the file: `sha256:` and hex.
     pub fn digest(&self) -> &str {
         &self.sandbox.compiled.digest
     }
@@ -114,12 +114,12 @@ impl WasmDriver {
     pub async fn publish(&self, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
         let mut inventory = self.discover(call, trigger).await?;
         let node = Arc::clone(&self.sandbox.scope.node);
-        let add = move || {
+        let look = self.sandbox.scope.look(move || {
             standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory)?;
             hardware_keys::add(&node.hardware, &node.sysfs, &mut inventory)?;
             Ok(inventory)
-        };
-        let inventory = self.sandbox.scope.look(add).await?;
+        });
+        let inventory = look.await?;
         Ok(Published {
             inventory,
             health: self.check_health(call).await?,
@@ -157,7 +157,7 @@ impl WasmDriver {
         &self.sandbox.containment
     }
 
-    /// Whether its code comes from the cache.
+    /// Returns true if its code comes from the cache.
     pub fn from_cache(&self) -> bool {
         self.sandbox.compiled.from_cache
     }
@@ -261,15 +261,18 @@ impl WasmDriver {
             return verify(&scope, outcomes);
         }
         let uids: Vec<_> = outcomes.keys().cloned().collect();
-        let stuck = || {
-            let message =
-                format!("a file that the edits name could not be looked at within {VERIFY_WALL:?}");
-            Problem::unavailable(ProblemCode::FileStuck, message)
-        };
         let threads = &self.sandbox.scope.blocking;
-        let verified = blocking(threads, VERIFY_WALL, stuck, move || {
-            Ok(verify(&scope, outcomes))
-        })
+        let verified = blocking(
+            threads,
+            VERIFY_WALL,
+            || {
+                let message = format!(
+                    "a file that the edits name could not be looked at within {VERIFY_WALL:?}"
+                );
+                Problem::unavailable(ProblemCode::FileStuck, message)
+            },
+            move || Ok(verify(&scope, outcomes)),
+        )
         .await;
         verified.unwrap_or_else(|problem| all_failed(&uids, &problem))
     }
@@ -319,8 +322,9 @@ impl WasmDriver {
         call: &Call,
         request: impl FnOnce() -> GuestRequest,
     ) -> Option<CallRecording> {
-        let begin = || CallRecording::begin(&self.recorder, &self.revision, call, request());
-        self.recorder.is_on().then(begin)
+        self.recorder
+            .is_on()
+            .then(|| CallRecording::begin(&self.recorder, &self.revision, call, request()))
     }
 
     fn refused(&self, why: Refusal) -> Problem {
@@ -372,28 +376,30 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
         sysfs: &node.sysfs,
         hardware: &node.hardware,
     };
-    let verify = |outcome: Result<PreparedClaim, Problem>| {
-        verifier.claim(outcome?).inspect_err(|_| {
-            scope.counters.answers_refused.inc();
-        })
-    };
-    outcomes
-        .into_iter()
-        .map(|(uid, outcome)| (uid, verify(outcome)))
-        .collect()
+    let verified = outcomes.into_iter().map(|(uid, outcome)| {
+        let verified = outcome.and_then(|claim| {
+            verifier.claim(claim).inspect_err(|_| {
+                scope.counters.answers_refused.inc();
+            })
+        });
+        (uid, verified)
+    });
+    verified.collect()
 }
 
-/// Whether an edit names a file outside the kernel's own file systems.
+/// Returns true if an edit names a file outside the kernel's own file systems.
 fn names_files(claim: &PreparedClaim) -> bool {
     let of_devices = claim
         .devices
         .iter()
         .filter_map(|device| device.access.edits());
-    let is_block = |node: &DeviceNode| node.kind == Some(NodeKind::Block);
     of_devices.chain([&claim.edits]).any(|edits| {
         !edits.mounts.is_empty()
             || !edits.hooks.is_empty()
-            || edits.device_nodes.iter().any(is_block)
+            || edits
+                .device_nodes
+                .iter()
+                .any(|node| node.kind == Some(NodeKind::Block))
     })
 }
 
@@ -456,14 +462,17 @@ impl ClaimDriver for WasmDriver {
         );
         let answer = answer.await;
         let uids = claims.iter().map(|record| &record.claim.id.uid);
-        let outcome = |entry: types::UnprepareOutcome| {
-            (
-                entry.uid,
-                entry.outcome.map_err(|problem| self.problem(problem)),
-            )
-        };
         match answer {
-            Ok(answer) => self.settled(call, uids, answer.into_iter().map(outcome)),
+            Ok(answer) => self.settled(
+                call,
+                uids,
+                answer.into_iter().map(|entry| {
+                    (
+                        entry.uid,
+                        entry.outcome.map_err(|problem| self.problem(problem)),
+                    )
+                }),
+            ),
             Err(problem) => all_failed(uids, &problem),
         }
     }

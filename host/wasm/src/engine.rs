@@ -13,7 +13,7 @@ use wasmtime::{
 };
 
 use crate::bindings::nodedock::driver;
-use crate::host_functions::state::State;
+use crate::host_functions::state::CallState;
 use crate::host_functions::tapped::{HasTapped, Tapped};
 use crate::host_functions::wasi;
 use crate::limits::concurrency::CALLS_MAX;
@@ -36,10 +36,10 @@ const KEEP_RESIDENT: usize = 256 << 10;
 /// Unused slots that keep a driver's memory image: bounds the memory of an idle daemon.
 const WARM_SLOTS: u32 = 16;
 
-/// What runs all drivers.
+/// Engine, linker and clock that run all drivers.
 pub(crate) struct Runtime {
     pub(crate) engine: Engine,
-    pub(crate) linker: Linker<State>,
+    pub(crate) linker: Linker<CallState>,
     pub(crate) clock: EpochClock,
     pub(crate) slow: SlowRuntime,
 }
@@ -81,13 +81,12 @@ fn pool() -> PoolingAllocationConfig {
     let slots = u32::try_from(CALLS_MAX).unwrap_or(u32::MAX);
     // These are counts, or addresses by the megabyte: there are enough for the most that each component may have, so that no driver
     // can use up those of others. Memories are more expensive: calls are limited by their number.
-    let all = |of_each: usize| slots.saturating_mul(of_each as u32);
     let mut pool = PoolingAllocationConfig::new();
     pool.total_component_instances(slots)
         .total_memories(slots)
         .total_stacks(slots)
-        .total_core_instances(all(CALL_INSTANCES))
-        .total_tables(all(CALL_TABLES))
+        .total_core_instances(slots.saturating_mul(CALL_INSTANCES as u32))
+        .total_tables(slots.saturating_mul(CALL_TABLES as u32))
         .max_core_instances_per_component(CALL_INSTANCES as u32)
         .max_memories_per_component(CALL_MEMORIES as u32)
         .max_tables_per_component(CALL_TABLES as u32)
@@ -121,7 +120,7 @@ fn config() -> Config {
     config
 }
 
-fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
+fn linker(engine: &Engine) -> wasmtime::Result<Linker<CallState>> {
     let mut linker = Linker::new(engine);
     driver::common::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
     driver::inventory::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;

@@ -17,7 +17,7 @@ use tokio::sync::broadcast;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 
-/// How far an inventory poller may lag; then it looks at everything.
+/// Number of events by which an inventory poller may lag; beyond that it looks at everything.
 const EVENTS_BEHIND_MAX: usize = 1024;
 /// The kernel's own multicast group; udev has another.
 const KERNEL_GROUP: u32 = 1;
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_that_are_not_uevents_are_dropped() {
+    fn datagrams_other_than_uevents_are_dropped() {
         for bad in [
             &b""[..],
             b"libudev\0\xfe\xed\xca\xfe",

@@ -115,7 +115,7 @@ pub enum HostError {
 /// A driver's file, read once: the same bytes are hashed, verified and compiled.
 #[derive(Debug, Clone)]
 pub struct DriverFile {
-    /// For messages.
+    /// Name for messages.
     pub name: String,
     pub bytes: Bytes,
 }
@@ -133,9 +133,12 @@ fn digest_text(sha256: &[u8; 32]) -> String {
 }
 
 fn is_digest(text: &str) -> bool {
-    let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    text.strip_prefix("sha256:")
-        .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(is_hex))
+    text.strip_prefix("sha256:").is_some_and(|hex| {
+        hex.len() == 64
+            && hex
+                .bytes()
+                .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
+    })
 }
 
 /// A driver's description of itself.
@@ -158,7 +161,7 @@ pub struct DriverInfo {
 pub struct Inspection {
     pub size: usize,
     pub digest: String,
-    /// As much as could be read of it.
+    /// Imports and exports, as far as they could be read.
     pub surface: Surface,
     /// Or why it cannot be loaded.
     pub driver: Result<WasmDriver, LoadError>,
@@ -191,21 +194,18 @@ impl WasmHost {
             numa_node_form,
             recordings,
         } = settings;
-        let root = |path: &Path| {
-            let path = path.to_owned();
-            move |source| HostError::Root { path, source }
-        };
-        let sysfs = hardware.open_sys().map_err(root(&hardware.sys()))?;
-        let dev = DevRoot::open(&hardware).map_err(root(&hardware.dev()))?;
-        let files = FilesRoot::open(hardware.root()).map_err(root(hardware.root()))?;
-        let open = |paths: CachePaths| {
-            let opened = Cache::open(&paths, &runtime.engine);
-            opened.map_err(|source| HostError::Cache {
-                path: paths.directory,
-                source,
+        let sysfs = hardware.open_sys().map_err(at_root(&hardware.sys()))?;
+        let dev = DevRoot::open(&hardware).map_err(at_root(&hardware.dev()))?;
+        let files = FilesRoot::open(hardware.root()).map_err(at_root(hardware.root()))?;
+        let cache = cache
+            .map(|paths| {
+                let opened = Cache::open(&paths, &runtime.engine);
+                opened.map_err(|source| HostError::Cache {
+                    path: paths.directory,
+                    source,
+                })
             })
-        };
-        let cache = cache.map(open).transpose()?;
+            .transpose()?;
         let node = Node {
             facts: node,
             sysfs: Arc::new(sysfs),
@@ -286,8 +286,11 @@ impl WasmHost {
         bytes: Bytes,
         surface: &mut Surface,
     ) -> Result<(Component, bool), LoadError> {
-        let closed = |_| LoadError::Host("compile: the host ends".to_owned());
-        let _permit = self.compiling.acquire().await.map_err(closed)?;
+        let _permit = self
+            .compiling
+            .acquire()
+            .await
+            .map_err(|_| LoadError::Host("compile: the host ends".to_owned()))?;
         if let Some(component) = self.cached(key, surface).await? {
             return Ok((component, true));
         }
@@ -435,6 +438,11 @@ impl WasmHost {
     }
 }
 
+fn at_root(path: &Path) -> impl FnOnce(io::Error) -> HostError {
+    let path = path.to_owned();
+    move |source| HostError::Root { path, source }
+}
+
 /// Stores compiled code and maps it from there. If it cannot be stored, on a full disk for example, it stays in memory.
 fn store(
     cache: Option<&Cache>,
@@ -463,9 +471,11 @@ fn link(
     surface: Surface,
     from_cache: bool,
 ) -> Result<Arc<Compiled>, LoadError> {
-    let types = |error: wasmtime::Error| LoadError::Types(bounded_line(&format!("{error:#}")));
-    let pre = runtime.linker.instantiate_pre(component).map_err(types)?;
-    let exports = Exports::new(&pre, &surface).map_err(types)?;
+    let pre = runtime
+        .linker
+        .instantiate_pre(component)
+        .map_err(bad_types)?;
+    let exports = Exports::new(&pre, &surface).map_err(bad_types)?;
     let (memories, digest) = (load::compiled::memories(component), key.digest());
     Ok(Arc::new(Compiled {
         pre,
@@ -475,6 +485,10 @@ fn link(
         digest,
         from_cache,
     }))
+}
+
+fn bad_types(error: wasmtime::Error) -> LoadError {
+    LoadError::Types(bounded_line(&format!("{error:#}")))
 }
 
 #[cfg(test)]

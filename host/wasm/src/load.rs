@@ -1,5 +1,5 @@
-//! From a file's bytes to code that can be called: what a component must be, its compilation in a process of its own, the cache, and the config
-//! and schemas of the driver.
+//! Loading of a file's bytes into code that can be called: the requirements for a component, its compilation in a separate process, the
+//! cache, and the config and schemas of the driver.
 
 pub(crate) mod admission;
 pub(crate) mod artifact;

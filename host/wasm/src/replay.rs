@@ -24,7 +24,7 @@ use crate::stats::Operation;
 use crate::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
 use nodedock_core::driver::Call;
 use nodedock_core::recording::file::{ReadError, Reader};
-use nodedock_core::recording::{Answer, Kind, Line, Raw, RecordedCall, Revision, raw};
+use nodedock_core::recording::{CallOutcome, Kind, Line, Raw, RecordedCall, Revision, raw};
 use nodedock_model::SideFileError;
 use nodedock_model::grant::Grant;
 use nodedock_model::limit;
@@ -55,7 +55,7 @@ pub struct Difference {
     pub request: String,
     /// Number of the host call in it, from 1; none: the answer.
     pub host_call: Option<usize>,
-    /// Where in the answer: a JSON pointer; empty: all of it.
+    /// Place in the answer: a JSON pointer; empty: all of it.
     pub place: String,
     pub expected: String,
     pub got: String,
@@ -166,7 +166,7 @@ pub async fn replay(
                         0
                     }
                 };
-                if matches!(&call.answer, Answer::Failed(failure) if failure.by_time) {
+                if matches!(&call.answer, CallOutcome::Failed(failure) if failure.by_time) {
                     replayed.skipped += 1;
                     continue;
                 }
@@ -263,8 +263,8 @@ impl ReplayedDriver {
         request.context_mut().config.clone_from(&self.config);
         let tap = Tap::replaying(call.host);
         let answer = match self.run(&call.request, request, &tap).await {
-            Ok(answer) => Answer::Returned(answer),
-            Err(failure) => Answer::Failed(to_failure(&failure)),
+            Ok(answer) => CallOutcome::Returned(answer),
+            Err(failure) => CallOutcome::Failed(to_failure(&failure)),
         };
         let found = match tap.replay_end() {
             Some(ReplayEnd::AsRecorded) => None,
@@ -328,7 +328,7 @@ impl ReplayedDriver {
         }
     }
 
-    /// Beside the quarantine: a recording may have any number of failures.
+    /// Calls without the quarantine: a recording may have any number of failures.
     async fn call<R: Serialize + Send + 'static>(
         &self,
         call: &Call,
@@ -347,22 +347,23 @@ impl ReplayedDriver {
     /// Place, expected and got.
     fn difference(
         &self,
-        expected: &Answer<Raw>,
-        got: &Answer<Raw>,
+        expected: &CallOutcome<Raw>,
+        got: &CallOutcome<Raw>,
     ) -> Option<(String, String, String)> {
         match (expected, got) {
-            (Answer::Returned(expected), Answer::Returned(got)) if expected.get() == got.get() => {
+            (CallOutcome::Returned(expected), CallOutcome::Returned(got))
+                if expected.get() == got.get() =>
+            {
                 None
             }
-            (Answer::Returned(expected), Answer::Returned(got)) => {
-                let value =
-                    |raw: &Raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default();
-                let (expected, got) = (value(expected), value(got));
+            (CallOutcome::Returned(expected), CallOutcome::Returned(got)) => {
+                let [expected, got] = [expected, got]
+                    .map(|raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default());
                 let (place, expected, got) = first_difference(String::new(), &expected, &got)?;
                 Some((place, shown(expected), shown(got)))
             }
             // Where a trap was depends on the build.
-            (Answer::Failed(expected), Answer::Failed(got))
+            (CallOutcome::Failed(expected), CallOutcome::Failed(got))
                 if expected.code == got.code
                     && (!self.is_same || expected.message == got.message) =>
             {
@@ -416,8 +417,9 @@ fn first_difference<'a>(
         (Value::Array(expected), Value::Array(got)) => {
             let length = expected.len().max(got.len());
             (0..length).find_map(|index| {
-                let of = |list: &'a [Value]| list.get(index).unwrap_or(&Value::Null);
-                first_difference(format!("{place}/{index}"), of(expected), of(got))
+                let [expected, got] =
+                    [expected, got].map(|list| list.get(index).unwrap_or(&Value::Null));
+                first_difference(format!("{place}/{index}"), expected, got)
             })
         }
         (Value::Object(expected), Value::Object(got)) if expected.keys().eq(got.keys()) => expected
@@ -434,10 +436,10 @@ fn shown(value: &Value) -> String {
     shown_text(&value.to_string())
 }
 
-fn shown_answer(answer: &Answer<Raw>) -> String {
+fn shown_answer(answer: &CallOutcome<Raw>) -> String {
     match answer {
-        Answer::Returned(value) => format!("the answer {}", shown_text(value.get())),
-        Answer::Failed(failure) => {
+        CallOutcome::Returned(value) => format!("the answer {}", shown_text(value.get())),
+        CallOutcome::Failed(failure) => {
             format!(
                 "a failure, {}: {}",
                 shown_text(&failure.code),

@@ -12,7 +12,7 @@ mod writing;
 use crate::*;
 use guest::Guest;
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::ObjectRef;
 

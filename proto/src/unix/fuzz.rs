@@ -55,7 +55,7 @@ fn next(state: &mut u64) -> usize {
 }
 
 /// The bytes that a server reads.
-struct Seen {
+struct ServerInput {
     output: Vec<u8>,
     violation: Option<String>,
 }
@@ -80,7 +80,7 @@ impl<F: FnMut() -> usize + Unpin> AsyncRead for Pieces<'_, F> {
     }
 }
 
-fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) -> Seen {
+fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) -> ServerInput {
     let mut connection = Connection::new(Pieces {
         rest: stream,
         length,
@@ -91,14 +91,14 @@ fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) ->
         let mut buf = ReadBuf::new(&mut space);
         match Pin::new(&mut connection).poll_read(&mut cx, &mut buf) {
             Poll::Ready(Ok(())) if buf.filled().is_empty() => {
-                return Seen {
+                return ServerInput {
                     output,
                     violation: None,
                 };
             }
             Poll::Ready(Ok(())) => output.extend_from_slice(buf.filled()),
             Poll::Ready(Err(error)) => {
-                return Seen {
+                return ServerInput {
                     output,
                     violation: Some(error.to_string()),
                 };
@@ -109,7 +109,7 @@ fn read(stream: &[u8], length: impl FnMut() -> usize + Unpin, at_once: usize) ->
 }
 
 /// A violation ends the connection, and the number of valid bytes that passed before it depends on the split.
-fn check_same(one: &Seen, other: &Seen) {
+fn check_same(one: &ServerInput, other: &ServerInput) {
     assert_eq!(
         one.violation, other.violation,
         "what is refused depends on how it is cut"
@@ -291,7 +291,7 @@ mod tests {
 
     /// The name of a seed states its outcome: `refused-…`, or else it passes.
     #[test]
-    fn seeds_keep_their_promises_also_with_a_byte_changed() {
+    fn seeds_keep_outcome_with_changed_byte() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/http2");
         let mut passed = 0;
         for entry in std::fs::read_dir(&directory).unwrap() {

@@ -88,13 +88,13 @@ fn violation(frames: &[Vec<u8>]) -> Violation {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct ReceivedRequest {
     request: Request<()>,
     body: usize,
     trailers: Option<HeaderMap>,
 }
 
-impl Seen {
+impl ReceivedRequest {
     fn authority(&self) -> &str {
         self.request.uri().authority().unwrap().as_str()
     }
@@ -107,7 +107,7 @@ impl Seen {
 /// A client of a server that returns what it reads.
 struct Client {
     stream: DuplexStream,
-    seen: mpsc::UnboundedReceiver<Seen>,
+    seen: mpsc::UnboundedReceiver<ReceivedRequest>,
 }
 
 impl Client {
@@ -128,7 +128,7 @@ impl Client {
         client
     }
 
-    async fn saw(&mut self) -> Seen {
+    async fn saw(&mut self) -> ReceivedRequest {
         self.seen.recv().await.expect("the server goes on")
     }
 
@@ -140,7 +140,7 @@ impl Client {
     }
 }
 
-async fn serve<S>(connection: Connection<S>, tell: mpsc::UnboundedSender<Seen>)
+async fn serve<S>(connection: Connection<S>, tell: mpsc::UnboundedSender<ReceivedRequest>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -161,7 +161,7 @@ where
                 return;
             };
             let _ = respond.send_response(Response::new(()), true);
-            let _ = tell.send(Seen {
+            let _ = tell.send(ReceivedRequest {
                 request: Request::from_parts(parts, ()),
                 body,
                 trailers,
@@ -171,7 +171,7 @@ where
 }
 
 #[tokio::test]
-async fn authorities_of_go_and_python_become_localhost() {
+async fn invalid_authorities_become_localhost() {
     for authority in [GO, "/run/kubelet.sock", "", "a b", "%", "\u{fc}ber"] {
         let mut client = Client::begin(&headers(1, &request(authority))).await;
         let seen = client.saw().await;
@@ -184,7 +184,7 @@ async fn authorities_of_go_and_python_become_localhost() {
 }
 
 #[tokio::test]
-async fn an_authority_stays_and_so_does_none() {
+async fn valid_or_missing_authority_is_kept() {
     for authority in ["localhost", "example.com:8443", "[::1]:50051", "user@host"] {
         let mut client = Client::begin(&headers(1, &request(authority))).await;
         assert_eq!(client.saw().await.authority(), authority);
@@ -201,7 +201,7 @@ async fn an_authority_stays_and_so_does_none() {
     );
 }
 
-/// Without the wrapper. If this fails one day, `h2` accepts such authorities and the wrapper can be removed.
+/// Checks `h2` without the wrapper. If this fails one day, `h2` accepts such authorities and the wrapper can be removed.
 #[tokio::test]
 async fn h2_alone_refuses_them() {
     let (mut stream, server) = duplex(1 << 20);
@@ -222,7 +222,7 @@ async fn h2_alone_refuses_them() {
 }
 
 #[tokio::test]
-async fn later_requests_may_refer_to_the_first() {
+async fn later_requests_use_the_dynamic_table() {
     // Fields 62 and 63 are those that the first request added to the table.
     let first = [request(GO), remembered("user-agent", "grpc-go/1.85.0")].concat();
     let second = [0x83, 0x86, 0x84, 0xbf, 0xbe];
@@ -244,7 +244,7 @@ async fn later_requests_may_refer_to_the_first() {
 }
 
 #[tokio::test]
-async fn a_client_may_change_the_size_of_its_table() {
+async fn client_may_resize_its_table() {
     let resized = [&[0x20, 0x3f, 0xe1, 0x1f][..], &request("/b")].concat();
     let frames = [
         headers(1, &request(GO)),
@@ -258,7 +258,7 @@ async fn a_client_may_change_the_size_of_its_table() {
 }
 
 #[tokio::test]
-async fn a_block_may_come_in_pieces_with_padding_and_priority() {
+async fn header_block_may_be_fragmented() {
     let block = request(GO);
     let (a, rest) = block.split_at(5);
     let (b, c) = rest.split_at(7);
@@ -294,7 +294,7 @@ async fn padding_may_be_all_there_is() {
 }
 
 #[tokio::test]
-async fn bodies_and_trailers_of_interleaved_streams_arrive() {
+async fn interleaved_bodies_and_trailers_arrive() {
     let trailers = remembered("grpc-status", "0");
     let frames = [
         frame(HEADERS, END_HEADERS, 1, &request(GO)),
@@ -343,7 +343,7 @@ async fn bytes_may_come_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_list_that_fills_several_frames_arrives() {
+async fn header_list_of_several_frames_arrives() {
     let value = "v".repeat(12_000);
     let block = [
         request(GO),
@@ -372,7 +372,7 @@ async fn a_list_that_fills_several_frames_arrives() {
 }
 
 #[tokio::test]
-async fn a_large_message_is_not_copied_through_our_buffers() {
+async fn large_message_is_not_buffered() {
     let (mut client, server) = duplex(64 << 10);
     let mut connection = Connection::new(server);
     let bytes = [
@@ -402,7 +402,7 @@ async fn a_large_message_is_not_copied_through_our_buffers() {
 }
 
 #[test]
-fn frames_without_header_blocks_pass_as_they_are() {
+fn frames_without_headers_pass_unchanged() {
     let frames = [
         frame(DATA, END_STREAM, 1, &[0; 300]),
         frame(PING, 0, 0, &[1; 8]),
@@ -414,7 +414,7 @@ fn frames_without_header_blocks_pass_as_they_are() {
 }
 
 #[test]
-fn what_breaks_the_rules_of_frames_is_named() {
+fn frame_violations_are_named() {
     assert_eq!(
         rewritten(b"GET / HTTP/1.1\r\n").unwrap_err(),
         Violation::NotHttp2
@@ -451,7 +451,7 @@ fn what_breaks_the_rules_of_frames_is_named() {
 }
 
 #[test]
-fn padding_and_priority_that_do_not_fit_are_named() {
+fn invalid_padding_and_priority_are_named() {
     let short = [
         frame(HEADERS, END_HEADERS | PADDED, 1, &[]),
         frame(HEADERS, END_HEADERS | PADDED, 1, &[1]),
@@ -486,7 +486,7 @@ fn bad_compression_is_named() {
 }
 
 #[test]
-fn what_would_grow_without_end_is_cut_off() {
+fn header_blocks_and_lists_are_bounded() {
     // One large frame is refused before its payload arrives.
     let large = &frame(HEADERS, END_HEADERS, 1, &vec![0; 70_000])[..9];
     assert_eq!(violation(&[large.to_vec()]), Violation::BlockTooLarge);
@@ -500,7 +500,7 @@ fn what_would_grow_without_end_is_cut_off() {
 
 /// Many small requests that each expand to a large one, without a reader.
 #[tokio::test]
-async fn a_server_that_does_not_read_makes_nothing_grow() {
+async fn slow_server_bounds_memory_use() {
     let (mut client, server) = duplex(1 << 20);
     let mut connection = Connection::new(server);
     let first = headers(1, &remembered("a", &"x".repeat(4000)));
@@ -522,7 +522,7 @@ async fn a_server_that_does_not_read_makes_nothing_grow() {
 }
 
 #[tokio::test]
-async fn a_violation_closes_the_connection_after_what_came_before() {
+async fn violation_closes_connection_after_earlier_requests() {
     let frames = [headers(1, &request(GO)), frame(CONTINUATION, 0, 1, &[])];
     let mut client = Client::begin(&frames.concat()).await;
     // The request gets no response: the client is gone.
@@ -558,7 +558,7 @@ fn log() -> (Arc<Mutex<Vec<u8>>>, tracing::subscriber::DefaultGuard) {
 }
 
 #[tokio::test]
-async fn a_violation_is_logged_once_with_the_peer() {
+async fn violation_is_logged_once() {
     let (text, _guard) = log();
     let (mut client, server) = UnixStream::pair().unwrap();
     let mut connection = Connection::from(server);
@@ -582,7 +582,7 @@ async fn a_violation_is_logged_once_with_the_peer() {
 }
 
 #[tokio::test]
-async fn a_client_that_ends_within_a_frame_has_ended() {
+async fn client_may_end_within_a_frame() {
     let (mut client, server) = duplex(1024);
     let mut connection = Connection::new(server);
     client

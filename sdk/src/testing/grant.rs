@@ -86,7 +86,7 @@ mod tests {
     const HEAD: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n";
 
     #[test]
-    fn a_file_is_compared_with_the_request() {
+    fn grant_is_compared_with_the_request() {
         let file = format!(
             "{HEAD}sysfsWrite: [{{glob: class/net/*/x, pattern: '[0-9]'}}]\nlimits: {{cpuMs: 100}}\n"
         );
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_and_a_mistyped_key_are_refused() {
+    fn wrong_kind_or_key_is_refused() {
         let error = Grant::parse("apiVersion: v1\nkind: ConfigMap\n").unwrap_err();
         assert!(error.contains("nodedock.dev/v1"), "{error}");
         let error = Grant::parse(&format!("{HEAD}deviceNode: [/dev/fuse]\n")).unwrap_err();

@@ -6,7 +6,7 @@ use super::bindings::nodedock::driver::{
 };
 use super::health::exports::nodedock::driver::health;
 use super::scheduling::exports::nodedock::driver::scheduling;
-use crate::host::Page;
+use crate::facts::Page;
 use crate::*;
 
 /// The types that calls exchange.
@@ -29,7 +29,8 @@ mod wit {
     };
 }
 
-/// Like `Into`. `From` implementations that exist for WebAssembly only would make `?` in drivers ambiguous there and only there.
+/// Conversion as by `Into`. `From` implementations that exist for WebAssembly only would make `?` in drivers ambiguous there and only
+/// there.
 pub(super) trait Convert<T> {
     fn convert(self) -> T;
 }
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn triggers_come_in_and_inventories_go_out() {
+    fn triggers_and_inventories_are_converted() {
         let trigger = discovery::Trigger::Events(vec!["devices/x".into()]);
         let inventory = Exported::<Leds>::discover(context(), trigger).unwrap();
         let device = &inventory.pools[0].devices[0];
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_goes_out_with_all_it_says() {
+    fn problem_is_converted_completely() {
         let problem = Exported::<Leds>::discover(context(), discovery::Trigger::Timer).unwrap_err();
         assert!(matches!(problem.kind, wit::ProblemKind::Unavailable));
         assert_eq!(
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn every_claim_of_a_batch_gets_its_own_outcome() {
+    fn each_claim_gets_its_own_outcome() {
         let claims = vec![claim("one", "led-0"), claim("two", "led-9")];
         let mut outcomes = Exported::<Leds>::prepare(context(), claims);
         let problem = outcomes.pop().unwrap();
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_record_is_passed_to_unprepare() {
+    fn claim_record_reaches_unprepare() {
         let live = wit::ClaimRecord {
             claim: claim("one", "led-0"),
             prepared: true,

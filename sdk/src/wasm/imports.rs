@@ -5,7 +5,7 @@ use super::bindings::nodedock::driver::{
     sysfs, sysfs_write,
 };
 use super::convert::{Convert, all};
-use crate::host::Page;
+use crate::facts::Page;
 use crate::{ClaimRecord, FileInfo, Level, NetInterface, NodeInfo, Problem};
 
 /// Handle to the host, without any state.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use native_device_plugin::{Answer, Choice, Device, Options, Plugin, Script};
+use native_device_plugin::{Choice, Device, Options, Plugin, Script, ScriptedOutcome};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What a plugin may do wrong; the documentation of its case says what is right.
+/// Faults of a plugin; the documentation of its case describes the correct behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Fault {
     OtherVersion,
@@ -101,13 +101,17 @@ async fn registered(plugin: &Plugin, once: bool) -> Result<()> {
 fn script(fault: Option<Fault>, listed: Vec<String>) -> Script {
     let allocations = AtomicUsize::new(0);
     let script = Script::new(move |ids| match fault {
-        Some(Fault::AllocatesTheUnknown) => Answer::ok(ids),
-        _ if !ids.iter().all(|id| listed.contains(id)) => Answer::refuse("a device is not listed"),
-        Some(Fault::AnswersForOneContainer) if !ids.contains(&listed[0]) => Answer::NoResponse,
-        Some(Fault::OtherAllocationTheSecondTime) => {
-            Answer::ok(&[allocations.fetch_add(1, Ordering::SeqCst).to_string()])
+        Some(Fault::AllocatesTheUnknown) => ScriptedOutcome::ok(ids),
+        _ if !ids.iter().all(|id| listed.contains(id)) => {
+            ScriptedOutcome::refuse("a device is not listed")
         }
-        _ => Answer::ok(ids),
+        Some(Fault::AnswersForOneContainer) if !ids.contains(&listed[0]) => {
+            ScriptedOutcome::NoResponse
+        }
+        Some(Fault::OtherAllocationTheSecondTime) => {
+            ScriptedOutcome::ok(&[allocations.fetch_add(1, Ordering::SeqCst).to_string()])
+        }
+        _ => ScriptedOutcome::ok(ids),
     });
     let script = script.choose(move |choice: &Choice| {
         let must = choice
@@ -122,7 +126,7 @@ fn script(fault: Option<Fault>, listed: Vec<String>) -> Script {
         must.chain(others).take(size).cloned().collect()
     });
     match fault {
-        Some(Fault::RefusesOptions) => script.options(Answer::refuse("not today")),
+        Some(Fault::RefusesOptions) => script.options(ScriptedOutcome::refuse("not today")),
         _ => script,
     }
 }

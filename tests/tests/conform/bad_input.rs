@@ -38,7 +38,7 @@ async fn script(script: &str, word: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
+async fn failed_start_shows_last_output() {
     for (word, text, expected) in [
         (
             "exits-at-once-1",
@@ -78,7 +78,7 @@ async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
 }
 
 #[tokio::test]
-async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
+async fn invalid_arguments_are_refused_and_named() {
     let missing = Path::new("/nonexistent/driver.wasm");
     let directory = tempfile::tempdir().expect("a directory");
     let [large, small, grant] =
@@ -91,7 +91,7 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         (
             vec!["--exec", "driver {stat}"],
             2,
-            "{stat} stands for nothing",
+            "{stat} is no placeholder",
         ),
         (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
         (vec!["--exec", ""], 2, "the command is empty"),
@@ -161,7 +161,7 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
 }
 
 #[tokio::test]
-async fn a_driver_of_another_name_does_not_register() {
+async fn driver_with_other_name_fails_registration() {
     let program = beside("native-null");
     let command = format!(
         "{} --registry-dir {{registry}} --plugins-dir {{plugins}}",
@@ -185,7 +185,7 @@ async fn a_driver_of_another_name_does_not_register() {
 }
 
 #[tokio::test]
-async fn the_list_is_yaml_with_every_case() {
+async fn list_is_yaml_with_every_case() {
     let output = conform(&["--list"]).await;
     assert_eq!(output.status.code(), Some(0));
     let list: serde_json::Value =

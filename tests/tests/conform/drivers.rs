@@ -29,7 +29,7 @@ async fn the_native_null_driver_passes() {
 }
 
 #[tokio::test]
-async fn a_driver_that_runs_already_passes_what_does_not_restart_it() {
+async fn running_driver_passes_without_restart_cases() {
     let kubelet = tempfile::tempdir().expect("a directory");
     let [registry, plugins] = ["plugins_registry", "plugins"].map(|name| kubelet.path().join(name));
     std::fs::create_dir(&registry).expect("a new directory");
@@ -89,7 +89,7 @@ async fn the_native_device_plugin_passes() {
 }
 
 #[tokio::test]
-async fn a_driver_on_the_official_go_library_passes() {
+async fn official_go_library_driver_passes() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/go");
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-conform");
     let module = Module {

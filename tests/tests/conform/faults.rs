@@ -86,7 +86,7 @@ async fn faults() -> Vec<(&'static str, String, String)> {
 const WITHOUT_FAULT: [&str; 2] = ["features.taints", "wire.unknown-fields"];
 
 #[tokio::test]
-async fn every_case_has_a_fault_that_it_finds() {
+async fn every_case_finds_some_fault() {
     let faults = faults().await;
     let output = conform(&["--list"]).await;
     let list = String::from_utf8(output.stdout).expect("text");
@@ -104,7 +104,7 @@ async fn every_case_has_a_fault_that_it_finds() {
 }
 
 #[tokio::test]
-async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_every_time() {
+async fn each_fault_fails_only_its_case() {
     let faults = faults().await;
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut runs = JoinSet::new();
@@ -159,7 +159,7 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
 }
 
 #[tokio::test]
-async fn a_failure_says_what_was_exchanged_and_the_reports_agree() {
+async fn failure_shows_exchange_and_reports_agree() {
     let directory = tempfile::tempdir().expect("a directory");
     let junit = directory.path().join("junit.xml");
     let command = command(DRIVER, Some("refuses-empty-calls"));
@@ -191,7 +191,7 @@ async fn a_failure_says_what_was_exchanged_and_the_reports_agree() {
     );
 }
 
-/// What the scripted driver does with a claim that the host does not make good. It drops answers for claims that it did not ask for.
+/// Faults of the scripted driver that the host cannot repair. The host drops answers for claims that it did not request.
 const WORDS: [&str; 12] = [
     "refuse-permanent",
     "refuse-transient",
@@ -206,7 +206,7 @@ const WORDS: [&str; 12] = [
     "huge",
     "other-device",
 ];
-/// Of those, the ones about the outcome of a prepare.
+/// Number of those that are about the outcome of a prepare.
 const OF_PREPARE: usize = 2;
 
 /// Config of the scripted driver, and the case that finds the fault: in the first claim of each case, or in the third of a call.
@@ -228,8 +228,7 @@ fn scripts() -> Vec<(String, &'static str)> {
 }
 
 #[tokio::test]
-async fn what_a_webassembly_driver_does_wrong_and_the_host_cannot_make_good_is_found_by_its_case_alone()
- {
+async fn webassembly_faults_fail_only_their_case() {
     const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [\"SCRIPTED_*\"]\nlimits: {wallMs: 4000, cpuMs: 500}\n\
                          sysfsWrite: [{glob: class/scripted/value, pattern: \"[0-9]\"}]\n";
     let directory = tempfile::tempdir().expect("a directory");

@@ -13,7 +13,7 @@ use nodedock_tests::places::nodedock;
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Of a run: a machine with much to do takes its time.
+/// Deadline of a run: a busy machine is slow.
 const RUN: Duration = Duration::from_secs(900);
 
 /// Runs the command with a directory for temporary files of its own, in which it has to leave nothing.

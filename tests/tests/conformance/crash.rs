@@ -1,8 +1,8 @@
-//! The daemon is killed. The driver goes on: it may have done what no caller heard of.
+//! Crashes of the daemon. It is killed and the driver is not: the driver may have completed calls whose answers no caller received.
 
 use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::compose::pod;
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::Kind;
 use crate::scene::{POD, Scene, Story};
@@ -35,7 +35,7 @@ pub(crate) async fn a_crash_while_the_driver_prepares_and_then_an_unprepare<K: K
     scene.end()
 }
 
-/// Whether the result was durable is a matter of microseconds: either state is right, and from either the claim goes its way.
+/// Either state is right, since the result may or may not be durable: the claim can continue from both.
 pub(crate) async fn a_crash_as_the_driver_answers<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
     let asked = scene.ask(&["hold"]);
@@ -76,7 +76,7 @@ pub(crate) async fn a_crash_after_a_refusal<K: Kind>() -> Story {
     scene.prepare_to(&[("refuse-transient", "driver-refused")]).await;
     scene.crash(&[("refuse-transient", "preparing")]).await;
     scene.see(&[("refuse-transient", "preparing")]).await;
-    scene.set_prepare("refuse-transient", Word::Ok).await;
+    scene.set_prepare("refuse-transient", Command::Ok).await;
     scene.prepare_to(&[("refuse-transient", "prepared")]).await;
     scene.unprepare_to(&[("refuse-transient", "unprepared")]).await;
     scene.clean().await;
@@ -85,7 +85,7 @@ pub(crate) async fn a_crash_after_a_refusal<K: Kind>() -> Story {
 
 pub(crate) async fn a_crash_during_an_unprepare<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
-    scene.set_unprepare("ok", Word::Hold).await;
+    scene.set_unprepare("ok", Command::Hold).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     let asked = scene.ask_unprepare();
     scene.until_asked("unprepare ok", 1).await;

@@ -1,6 +1,6 @@
 //! Answers that break a rule: the claim is refused, those that came with it are not, and a driver that is mended takes it.
 
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
@@ -11,7 +11,7 @@ async fn refused_alone<K: Kind>(name: &str, code: &str) -> Story {
     scene.prepare_to(&[("ok", "prepared"), (name, code)]).await;
     scene.see(&[("ok", "prepared"), (name, "preparing")]).await;
     scene.prepare_to(&[("ok", "prepared"), (name, code)]).await;
-    scene.set_prepare(name, Word::Ok).await;
+    scene.set_prepare(name, Command::Ok).await;
     scene.prepare_to(&[("ok", "prepared"), (name, "prepared")]).await;
     let mut both = ["ok", name];
     both.sort_unstable();
@@ -49,23 +49,23 @@ pub(crate) async fn an_answer_for_an_unknown_claim_is_dropped<K: Kind>() -> Stor
     scene.end()
 }
 
-async fn kept_alone<K: Kind>(word: Word, code: &str) -> Story {
+async fn kept_alone<K: Kind>(command: Command, code: &str) -> Story {
     let mut scene = Scene::<K>::start().await;
     scene.without_timelines();
-    scene.set_unprepare("ok", word).await;
+    scene.set_unprepare("ok", command).await;
     scene.prepare_to(&[("ok", "prepared"), ("ok-2", "prepared")]).await;
     scene.unprepare_to(&[("ok", code), ("ok-2", "unprepared")]).await;
     scene.see(&[("ok", "unpreparing")]).await;
-    scene.set_unprepare("ok", Word::Ok).await;
+    scene.set_unprepare("ok", Command::Ok).await;
     scene.daemon.until_claims("the driver was mended", <[_]>::is_empty).await;
     scene.clean().await;
     scene.end()
 }
 
 pub(crate) async fn an_unprepare_that_is_left_out_keeps_the_claim<K: Kind>() -> Story {
-    kept_alone::<K>(Word::Skip, "claim-skipped").await
+    kept_alone::<K>(Command::Skip, "claim-skipped").await
 }
 
 pub(crate) async fn an_unprepare_that_is_answered_twice_keeps_the_claim<K: Kind>() -> Story {
-    kept_alone::<K>(Word::Twice, "claim-answered-twice").await
+    kept_alone::<K>(Command::Twice, "claim-answered-twice").await
 }

@@ -1,6 +1,6 @@
-//! What the two kinds do not have in common, each with its reason.
+//! Differences between the two kinds, each with its reason.
 
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::{Kind, Native, Wasm};
 use crate::scene::Scene;
@@ -8,7 +8,7 @@ use crate::scene::Scene;
 /// A kubelet does not compare a plugin's devices with the allocation, and there are plugins that name others. A WASM driver has no
 /// such past: its answer is refused.
 #[tokio::test]
-async fn a_device_that_is_not_the_claims_is_taken_from_a_plugin_only() {
+async fn only_plugins_may_return_other_devices() {
     let mut scene = Scene::<Native>::start().await;
     scene.prepare_to(&[("other-device", "prepared")]).await;
     let mut scene = Scene::<Wasm>::start().await;
@@ -25,7 +25,7 @@ async fn a_device_that_is_not_the_claims_is_taken_from_a_plugin_only() {
 
 /// The kubelet's API has no word for a claim that can never be prepared: a plugin can only fail the call, for all its claims.
 #[tokio::test]
-async fn a_plugin_refuses_for_good_all_the_claims_of_a_call_or_none() {
+async fn plugin_refuses_permanently_for_whole_call() {
     let mut scene = Scene::<Wasm>::start().await;
     scene
         .prepare_to(&[("ok", "prepared"), ("refuse-permanent", "driver-refused")])
@@ -47,7 +47,7 @@ async fn a_plugin_refuses_for_good_all_the_claims_of_a_call_or_none() {
 
 /// A plugin that died keeps its registration, so its claims wait for the connection; a file that is gone is gone.
 #[tokio::test]
-async fn a_plugin_that_died_is_not_connected_rather_than_unknown() {
+async fn dead_plugin_is_reported_not_connected() {
     let mut scene = Scene::<Native>::start().await;
     scene.prepare(&["die"]).await;
     scene.prepare_to(&[("ok", "driver-not-connected")]).await;
@@ -58,10 +58,10 @@ async fn a_plugin_that_died_is_not_connected_rather_than_unknown() {
     scene.prepare_to(&[("ok", "prepared")]).await;
 }
 
-/// A plugin refuses for good by the status of a whole call, and kubelets retry whatever it is: there are plugins that say "not
-/// found" while they wait for the API server.
+/// A plugin refuses permanently by the status of a whole call, and kubelets retry regardless of the status: there are plugins that answer
+/// "not found" while they wait for the API server.
 #[tokio::test]
-async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
+async fn permanent_plugin_refusal_is_retried() {
     let calls = ["prepare refuse-permanent", "unprepare refuse-permanent"];
     let mut scene = Scene::<Wasm>::start().await;
     let first = scene.prepare(&["refuse-permanent"]).await;
@@ -94,7 +94,7 @@ async fn a_permanent_refusal_is_retried_for_a_plugin_only() {
 
 /// A plugin has no word for the time that it needs.
 #[tokio::test]
-async fn a_time_that_a_driver_wants_is_honoured() {
+async fn requested_retry_delay_is_honoured() {
     let mut scene = Scene::<Wasm>::start().await;
     for _ in 0..3 {
         let answer = scene.prepare(&["refuse-an-hour"]).await;
@@ -130,6 +130,6 @@ async fn a_time_that_a_driver_wants_is_honoured() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    scene.set_prepare("refuse-an-hour", Word::Ok).await;
+    scene.set_prepare("refuse-an-hour", Command::Ok).await;
     scene.prepare_to(&[("refuse-an-hour", "prepared")]).await;
 }

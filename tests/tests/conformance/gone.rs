@@ -1,11 +1,11 @@
 //! Drivers that go: in the middle of a call, or between two calls.
 
-use scripted::{Script, Word};
+use scripted::{Command, Script};
 
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
-/// What a call says of a driver that died differs: a trap is a defect, and a broken connection passes.
+/// The error of a call to a driver that died differs: a trap is a defect, and a broken connection is temporary.
 pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_call_preparing<K: Kind>() -> Story
 {
     let mut scene = Scene::<K>::start().await;
@@ -17,7 +17,7 @@ pub(crate) async fn a_driver_that_dies_in_a_prepare_leaves_all_claims_of_the_cal
     }
     scene.see(&[("die", "preparing"), ("ok", "preparing")]).await;
     scene.kind.revive(&scene.daemon).await;
-    scene.set_prepare("die", Word::Ok).await;
+    scene.set_prepare("die", Command::Ok).await;
     scene.prepare_to(&[("die", "prepared"), ("ok", "prepared")]).await;
     scene.see(&[("die", "prepared"), ("ok", "prepared")]).await;
     scene.expect_calls(&["prepare die,ok"; 2]);
@@ -30,12 +30,12 @@ pub(crate) async fn an_unprepare_in_which_the_driver_dies_is_retried<K: Kind>() 
     let mut scene = Scene::<K>::start().await;
     scene.any_problem_will_do();
     scene.without_timelines();
-    scene.set_unprepare("ok", Word::Die).await;
+    scene.set_unprepare("ok", Command::Die).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     let answer = scene.daemon.unprepare(&nodedock_tests::compose::pod(crate::scene::POD)).await;
     assert_eq!(answer, [("ok".to_owned(), "refused".to_owned())]);
     scene.see(&[("ok", "unpreparing")]).await;
-    scene.kind.play(&scene.daemon, Script::default()).await;
+    scene.kind.run_script(&scene.daemon, Script::default()).await;
     scene.kind.revive(&scene.daemon).await;
     scene.daemon.until_claims("the driver is back", <[_]>::is_empty).await;
     scene.clean().await;

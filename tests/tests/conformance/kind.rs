@@ -1,25 +1,25 @@
-//! What a test does to a driver of either kind, and how each kind does it.
+//! Operations of a test on a driver of either kind, and the implementation for each kind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::FutureExt;
-use native_null::{Answer, Claim, Device, Event, Operation, Options, Plugin};
+use native_null::{Claim, Device, Event, Operation, Options, Plugin, ScriptedOutcome};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::versions::{FILE, logged_calls};
 use nodedock_tests::{DEADLINE, Daemon, Root};
-use scripted::{POOL, STRANGER_UID, Script, Word};
+use scripted::{Command, POOL, STRANGER_UID, Script};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tonic::Code;
 
-/// A kind of driver, and one that plays the scripts on a root.
+/// A kind of driver, and one that follows scripts on a root.
 pub(crate) trait Kind: Sized {
     /// The driver's name.
     const DRIVER: &'static str;
-    /// Whether the daemon writes the CDI files; else the driver does.
+    /// True if the daemon writes the CDI files; else the driver does.
     const EDITS: bool;
 
     /// A driver that is not there yet.
@@ -28,16 +28,16 @@ pub(crate) trait Kind: Sized {
     /// It comes, or comes back after it left, and serves when this returns.
     async fn come(&mut self, daemon: &Daemon);
 
-    /// It goes as it should, and is gone when this returns; calls that run go on.
+    /// Stops the driver in an orderly way. It is gone when this returns; calls in flight are not cancelled.
     async fn leave(&mut self, daemon: &Daemon);
 
     /// It runs again after it died.
     async fn revive(&mut self, daemon: &Daemon);
 
-    /// From now on this is played. A driver that serves plays it when this returns.
-    async fn play(&mut self, daemon: &Daemon, script: Script);
+    /// Replaces the script. A driver that serves follows it when this returns.
+    async fn run_script(&mut self, daemon: &Daemon, script: Script);
 
-    /// What it was asked so far, such as `prepare ok,skip`.
+    /// Returns the driver's calls so far, such as `prepare ok,skip`.
     fn calls(&mut self, root: &Root) -> Vec<String>;
 
     /// Waits until it is asked this for the `times`th time.
@@ -75,7 +75,7 @@ impl Kind for Wasm {
     /// Every call has an instance of its own.
     async fn revive(&mut self, _: &Daemon) {}
 
-    async fn play(&mut self, daemon: &Daemon, script: Script) {
+    async fn run_script(&mut self, daemon: &Daemon, script: Script) {
         self.generation += 1;
         let script = Script {
             generation: self.generation,
@@ -108,7 +108,7 @@ impl Kind for Wasm {
 /// The plugin `native-null`, in the test's own process.
 pub(crate) struct Native {
     options: Options,
-    /// Where it writes its CDI specs.
+    /// Directory for its CDI specs.
     cdi: PathBuf,
     plugin: Option<Plugin>,
     script: Script,
@@ -130,14 +130,14 @@ impl Native {
     fn script(&self) -> native_null::Script {
         let (script, release, cdi) = (self.script.clone(), self.release.clone(), self.cdi.clone());
         native_null::Script::new(move |operation, claim| {
-            let word = match operation {
+            let command = match operation {
                 Operation::Prepare => {
                     write_spec(&cdi, claim);
                     script.for_prepare(&claim.name)
                 }
                 Operation::Unprepare => script.for_unprepare(&claim.name),
             };
-            answer(word, claim, &release)
+            answer(command, claim, &release)
         })
     }
 
@@ -169,7 +169,7 @@ impl Native {
     }
 }
 
-/// What a plugin does before it answers. Whole at once, as the Go helper does it.
+/// Writes the CDI spec of a claim, as a plugin does before it answers: atomically, like the Go helper.
 fn write_spec(dir: &Path, claim: &Claim) {
     let device = json!({"name": claim.uid, "containerEdits": {"env": ["SCRIPT=native"]}});
     let kind = format!("{}/script", Native::DRIVER);
@@ -180,7 +180,7 @@ fn write_spec(dir: &Path, claim: &Claim) {
         .expect("rename in the CDI directory");
 }
 
-fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
+fn answer(command: Command, claim: &Claim, release: &Release) -> ScriptedOutcome {
     let device = Device {
         requests: vec!["device-0".to_owned()],
         pool: POOL.to_owned(),
@@ -192,30 +192,32 @@ fn answer(word: Word, claim: &Claim, release: &Release) -> Answer {
         device: format!("{}-else", claim.name),
         ..device.clone()
     };
-    let well = Answer::Devices(vec![device.clone()]);
-    match word {
-        Word::Ok => well,
-        Word::RefusePermanent => {
-            Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned())
+    let well = ScriptedOutcome::Devices(vec![device.clone()]);
+    match command {
+        Command::Ok => well,
+        Command::RefusePermanent => {
+            ScriptedOutcome::Status(Code::InvalidArgument, "the script refuses it".to_owned())
         }
-        // A plugin has no word for a time.
-        Word::RefuseTransient | Word::RefuseAnHour => Answer::Error("the script waits".to_owned()),
+        // A plugin has no way to say a time.
+        Command::RefuseTransient | Command::RefuseAnHour => {
+            ScriptedOutcome::Error("the script waits".to_owned())
+        }
         // Without this, the plugin would run for ever.
-        Word::Die | Word::Spin | Word::Grow | Word::Flood => Answer::Die,
-        Word::Hold if release.released.load(Ordering::SeqCst) => well,
-        Word::Hold => Answer::After(release.notify.clone(), Box::new(well)),
-        Word::Release => {
+        Command::Die | Command::Spin | Command::Grow | Command::Flood => ScriptedOutcome::Die,
+        Command::Hold if release.released.load(Ordering::SeqCst) => well,
+        Command::Hold => ScriptedOutcome::After(release.notify.clone(), Box::new(well)),
+        Command::Release => {
             release.released.store(true, Ordering::SeqCst);
             // Kept for a hold that begins just now.
             release.notify.notify_one();
             well
         }
-        Word::Skip => Answer::Skip,
-        Word::Twice => Answer::Twice(vec![device]),
-        Word::Stranger => Answer::Stranger(STRANGER_UID.to_owned(), vec![device]),
-        Word::WrongClaim => Answer::Instead(STRANGER_UID.to_owned(), vec![device]),
-        Word::Huge => Answer::Devices(vec![device; HUGE_DEVICES]),
-        Word::OtherDevice => Answer::Devices(vec![other]),
+        Command::Skip => ScriptedOutcome::Skip,
+        Command::Twice => ScriptedOutcome::Twice(vec![device]),
+        Command::Stranger => ScriptedOutcome::Stranger(STRANGER_UID.to_owned(), vec![device]),
+        Command::WrongClaim => ScriptedOutcome::Instead(STRANGER_UID.to_owned(), vec![device]),
+        Command::Huge => ScriptedOutcome::Devices(vec![device; HUGE_DEVICES]),
+        Command::OtherDevice => ScriptedOutcome::Devices(vec![other]),
     }
 }
 
@@ -255,14 +257,14 @@ impl Kind for Native {
         daemon.until_gone(Self::DRIVER).await;
     }
 
-    /// As another process, on the same sockets.
+    /// Restarts the plugin as another process on the same sockets.
     async fn revive(&mut self, daemon: &Daemon) {
         self.calls(daemon);
         self.plugin = None;
         self.come(daemon).await;
     }
 
-    async fn play(&mut self, _: &Daemon, script: Script) {
+    async fn run_script(&mut self, _: &Daemon, script: Script) {
         self.script = script;
         if let Some(plugin) = &self.plugin {
             plugin.set_script(self.script());

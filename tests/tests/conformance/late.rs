@@ -2,7 +2,7 @@
 
 use nodedock_proto::node::v1::ClaimStatus;
 use nodedock_tests::Options;
-use scripted::Word;
+use scripted::Command;
 
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
@@ -44,7 +44,7 @@ pub(crate) async fn a_call_past_its_deadline_is_retried_and_its_late_answer_is_n
 
 pub(crate) async fn a_slow_unprepare_is_waited_for<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start().await;
-    scene.set_unprepare("ok", Word::Hold).await;
+    scene.set_unprepare("ok", Command::Hold).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     let asked = scene.ask_unprepare();
     scene.until_asked("unprepare ok", 1).await;
@@ -59,7 +59,7 @@ pub(crate) async fn a_slow_unprepare_is_waited_for<K: Kind>() -> Story {
 pub(crate) async fn an_unprepare_past_its_deadline_is_retried<K: Kind>() -> Story {
     let mut scene = impatient::<K>().await;
     scene.without_timelines();
-    scene.set_unprepare("ok", Word::Hold).await;
+    scene.set_unprepare("ok", Command::Hold).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "driver-deadline")]).await;
     scene.see(&[("ok", "unpreparing")]).await;

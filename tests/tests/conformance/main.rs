@@ -1,7 +1,7 @@
-//! One list of cases for both kinds of driver. Each is played by a WASM driver and by a native plugin through the real daemon, and
+//! One list of cases for both kinds of driver. Each is run with a WASM driver and with a native plugin through the real daemon, and
 //! must come to the same story: answers, claims, checkpoint and what the driver was asked.
 //!
-//! `scripted` says which word makes a driver do what; `kind` how each kind plays it; `scene` what a story records and what differs by
+//! `scripted` has the commands of a driver; `kind` how each kind follows them; `scene` what a story records and what differs by
 //! nature. What else differs is in `differences`, with the reason.
 
 mod differences;

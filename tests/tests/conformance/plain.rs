@@ -1,4 +1,4 @@
-//! What goes well.
+//! Stories without errors.
 
 use nodedock_tests::compose::pod;
 

@@ -1,7 +1,7 @@
 //! Claims that an operator releases.
 
 use nodedock_tests::Options;
-use scripted::Word;
+use scripted::Command;
 use serde_json::{Value, json};
 
 use crate::kind::Kind;
@@ -10,7 +10,7 @@ use crate::scene::{Scene, Story};
 const RELEASE: [&str; 3] = ["release", "claim", "ok"];
 const RELEASE_YES: [&str; 4] = ["release", "claim", "ok", "--yes"];
 
-/// What the checkpoint says of the only claim that was released.
+/// Returns the checkpoint's record of the only claim that was released.
 async fn released<K: Kind>(scene: &Scene<K>) -> Value {
     let mut dump = scene.daemon.cli(&["checkpoint", "dump", "-o", "json"]).await.json();
     assert_eq!(dump["released"].as_array().map(Vec::len), Some(1), "{dump}");
@@ -51,10 +51,10 @@ pub(crate) async fn a_claim_of_a_driver_that_is_gone_is_released_and_does_not_co
 pub(crate) async fn a_crash_in_the_middle_of_a_release_leaves_the_claim<K: Kind>() -> Story {
     let mut scene = Scene::<K>::start_with(Options::default().env("NODEDOCK_LOG", "debug")).await;
     scene.without_timelines();
-    scene.set_unprepare("ok", Word::RefuseAnHour).await;
+    scene.set_unprepare("ok", Command::RefuseAnHour).await;
     scene.prepare_to(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "driver-refused")]).await;
-    scene.set_unprepare("ok", Word::Hold).await;
+    scene.set_unprepare("ok", Command::Hold).await;
     let mut releasing = scene.daemon.command().args(RELEASE_YES).spawn().expect("start the command");
     // It is in the call, or waits for the one by which the daemon itself tries again.
     scene.daemon.until_log("ReleaseClaim").await;

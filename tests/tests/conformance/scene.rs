@@ -3,7 +3,7 @@
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::{Daemon, Options};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use serde_json::{Map, Value, json};
 use tokio::task::JoinHandle;
 use tonic::Status;
@@ -23,12 +23,12 @@ pub(crate) struct Scene<K> {
     view: View,
 }
 
-/// What the story records of what was seen.
+/// The values that the story records.
 #[derive(Debug, Clone, Copy)]
 struct View {
     /// Names of drivers, and what they are called instead.
     names: [(&'static str, &'static str); 2],
-    /// Whether the daemon writes CDI files for a claim.
+    /// True if the daemon writes CDI files for a claim.
     edits: bool,
     problems: bool,
     timelines: bool,
@@ -91,22 +91,22 @@ impl<K: Kind> Scene<K> {
         self.story.push((step.to_owned(), seen));
     }
 
-    /// From now on a prepare of `claim` goes by `word`.
-    pub(crate) async fn set_prepare(&mut self, claim: &str, word: Word) {
+    /// Sets the command of later prepares of `claim`.
+    pub(crate) async fn set_prepare(&mut self, claim: &str, command: Command) {
         let script = Script {
-            prepare: [(claim.to_owned(), word)].into(),
+            prepare: [(claim.to_owned(), command)].into(),
             ..Script::default()
         };
-        self.kind.play(&self.daemon, script).await;
+        self.kind.run_script(&self.daemon, script).await;
     }
 
-    /// From now on an unprepare of `claim` goes by `word`.
-    pub(crate) async fn set_unprepare(&mut self, claim: &str, word: Word) {
+    /// Sets the command of later unprepares of `claim`.
+    pub(crate) async fn set_unprepare(&mut self, claim: &str, command: Command) {
         let script = Script {
-            unprepare: [(claim.to_owned(), word)].into(),
+            unprepare: [(claim.to_owned(), command)].into(),
             ..Script::default()
         };
-        self.kind.play(&self.daemon, script).await;
+        self.kind.run_script(&self.daemon, script).await;
     }
 
     pub(crate) fn request(&self, claims: &[&str]) -> v1::PreparePodRequest {
@@ -165,7 +165,7 @@ impl<K: Kind> Scene<K> {
         })
     }
 
-    /// Waits for an answer and tells it.
+    /// Waits for an answer and records it in the story.
     pub(crate) async fn answered(&mut self, asked: Asked) -> v1::PreparePodResponse {
         let answer = asked.await.expect("asking does not panic");
         let answer = answer.unwrap_or_else(|status| panic!("{status}\n{}", self.daemon.log()));
@@ -197,7 +197,7 @@ impl<K: Kind> Scene<K> {
         self.kind.until_asked(&self.daemon, call, times).await;
     }
 
-    /// What the driver was asked so far.
+    /// Returns the driver's calls so far.
     pub(crate) fn calls(&mut self) -> Vec<String> {
         self.kind.calls(&self.daemon)
     }
@@ -281,7 +281,7 @@ impl<K: Kind> Scene<K> {
     }
 }
 
-/// As the daemon lists claims.
+/// Sorts claims as the daemon lists them.
 fn by_name<'a>(claims: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let mut claims = claims.to_vec();
     claims.sort_unstable();
@@ -362,7 +362,7 @@ fn status(claim: &v1::ClaimStatus) -> Value {
 }
 
 impl View {
-    /// Without what differs from driver to driver and from run to run.
+    /// Returns a value without the parts that differ between drivers and between runs.
     fn normal(&self, value: Value) -> Value {
         match value {
             Value::String(text) => self.renamed(&text).into(),

@@ -2,7 +2,7 @@
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use serde_json::json;
 
 use crate::kind::Kind;
@@ -40,7 +40,7 @@ async fn prepare<A: Kind, B: Kind>(scene: &mut Scene<A>, expected: &str) {
     scene.tell("prepare", answered(&answer));
 }
 
-/// What each driver was asked.
+/// Checks the calls of each driver.
 fn expect_calls<A: Kind, B: Kind>(
     scene: &mut Scene<A>,
     other: &mut B,
@@ -53,12 +53,12 @@ fn expect_calls<A: Kind, B: Kind>(
     scene.tell("calls of the other", json!(calls));
 }
 
-async fn play<A: Kind, B: Kind>(scene: &Scene<A>, other: &mut B, word: Word) {
+async fn run_script<A: Kind, B: Kind>(scene: &Scene<A>, other: &mut B, command: Command) {
     let script = Script {
-        prepare: [("ok".to_owned(), word)].into(),
+        prepare: [("ok".to_owned(), command)].into(),
         ..Script::default()
     };
-    other.play(&scene.daemon, script).await;
+    other.run_script(&scene.daemon, script).await;
 }
 
 async fn start<A: Kind, B: Kind>() -> (Scene<A>, B) {
@@ -72,10 +72,10 @@ async fn start<A: Kind, B: Kind>() -> (Scene<A>, B) {
 pub(crate) async fn what_one_driver_refuses_for_now_keeps_the_others_result<A: Kind, B: Kind>()
 -> Story {
     let (mut scene, mut other) = start::<A, B>().await;
-    play(&scene, &mut other, Word::RefuseTransient).await;
+    run_script(&scene, &mut other, Command::RefuseTransient).await;
     prepare::<A, B>(&mut scene, "driver-refused").await;
     scene.see(&[("ok", "preparing")]).await;
-    play(&scene, &mut other, Word::Ok).await;
+    run_script(&scene, &mut other, Command::Ok).await;
     prepare::<A, B>(&mut scene, "prepared").await;
     scene.see(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;
@@ -94,7 +94,7 @@ pub(crate) async fn what_one_driver_refuses_for_good_is_not_rolled_back_under_th
     B: Kind,
 >() -> Story {
     let (mut scene, mut other) = start::<A, B>().await;
-    play(&scene, &mut other, Word::RefusePermanent).await;
+    run_script(&scene, &mut other, Command::RefusePermanent).await;
     prepare::<A, B>(&mut scene, "driver-refused").await;
     scene.see(&[("ok", "preparing")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;
@@ -110,7 +110,7 @@ pub(crate) async fn what_one_driver_refuses_for_good_is_not_rolled_back_under_th
 
 pub(crate) async fn a_crash_while_one_driver_prepares_asks_both_again<A: Kind, B: Kind>() -> Story {
     let (mut scene, mut other) = start::<A, B>().await;
-    play(&scene, &mut other, Word::Hold).await;
+    run_script(&scene, &mut other, Command::Hold).await;
     let (mut client, asked) = (scene.daemon.client(), shared::<A, B>());
     let asked = tokio::spawn(async move { client.prepare_pod(asked).await });
     scene.until_asked("prepare ok", 1).await;
@@ -121,7 +121,7 @@ pub(crate) async fn a_crash_while_one_driver_prepares_asks_both_again<A: Kind, B
         .expect("asking does not panic")
         .expect_err("the daemon is dead");
     scene.daemon.until_serving(B::DRIVER).await;
-    play(&scene, &mut other, Word::Ok).await;
+    run_script(&scene, &mut other, Command::Ok).await;
     prepare::<A, B>(&mut scene, "prepared").await;
     scene.see(&[("ok", "prepared")]).await;
     scene.unprepare_to(&[("ok", "unprepared")]).await;

@@ -34,7 +34,7 @@ async fn switch(daemon: &Daemon, enabled: bool) -> Result<(), tonic::Status> {
 }
 
 #[tokio::test]
-async fn an_adapter_is_switched_or_as_before_when_the_daemon_dies_meanwhile() {
+async fn crash_leaves_adapter_switched_or_unchanged() {
     for point in [Point::AdapterDecided, Point::AdapterRecorded] {
         let mut daemon = Daemon::start_with(Options::default().config(ADAPTED)).await;
         let deaths = every_pass(point, async |pass| {
@@ -62,7 +62,7 @@ async fn an_adapter_is_switched_or_as_before_when_the_daemon_dies_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_claim_is_prepared_after_the_daemon_died_with_the_plugins_answer() {
+async fn claim_is_prepared_after_lost_answer() {
     let point = Point::AllocateAnswered;
     let mut daemon = Daemon::start_with(Options::default().config(ADAPTED)).await;
     daemon.arm(point, 1);

@@ -31,7 +31,7 @@ struct Scene {
     daemon: Daemon,
     sys: PathBuf,
     driver: &'static str,
-    /// As `DRIVER/POOL/DEVICE`.
+    /// Device as `DRIVER/POOL/DEVICE`.
     device: String,
 }
 
@@ -145,7 +145,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn death_at_any_step_of_a_bind_leaves_no_function_without_its_driver() {
+async fn crash_during_bind_restores_every_driver() {
     let mut scene = Scene::passthrough().await;
     let check = |scene: &Scene| {
         let drivers = FUNCTIONS.map(|function| kernel_driver(&scene.sys, function));
@@ -159,7 +159,7 @@ async fn death_at_any_step_of_a_bind_leaves_no_function_without_its_driver() {
 }
 
 #[tokio::test]
-async fn death_at_any_step_leaves_no_virtual_functions() {
+async fn crash_leaves_no_virtual_functions() {
     let mut scene = Scene::card().await;
     let check = |scene: &Scene| {
         assert_eq!(

@@ -4,24 +4,25 @@ use std::collections::BTreeSet;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::{Arc, Mutex};
 
-use native_null::{Answer, Device, Operation, Options, Plugin};
+use native_null::{Device, Operation, Options, Plugin, ScriptedOutcome};
 use nodedock_tests::versions::logged_calls;
 use nodedock_tests::{Daemon, Root};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use tonic::Code;
 
-/// How many claims a test may have that are no word of `scripted`; claims and devices are called `device-N`.
+/// Number of claims that a test may have and that are no command of `scripted`; claims and devices are called `device-N`.
 pub(crate) const DEVICES: u32 = 32;
 
 pub(crate) trait Driver: Sized + 'static {
     const NAME: &'static str;
-    /// Whether the daemon writes CDI files for it.
+    /// True if the daemon writes CDI files for it.
     const EDITS: bool;
 
     /// A driver that comes as soon as a daemon runs on the root.
     fn new(root: &Root) -> Self;
 
-    /// UIDs of the claims that it was asked for, whatever it answered, and not asked to unprepare since. No call may be under way.
+    /// Returns the UIDs of the claims that it was called to prepare, regardless of its answer, and not called to unprepare since. No call
+    /// may be in flight.
     fn held(&mut self, root: &Root) -> BTreeSet<String>;
 }
 
@@ -30,7 +31,7 @@ pub(crate) async fn serves<D: Driver>(daemon: &Daemon) {
     daemon.until_serving(D::NAME).await;
 }
 
-/// As these tests name claims (`nodedock_tests::compose`).
+/// Returns the UID of a claim as `nodedock_tests::compose` names it.
 fn uid(claim: &str) -> String {
     format!("claim-{claim}")
 }
@@ -38,7 +39,7 @@ fn uid(claim: &str) -> String {
 /// The driver `scripted`. All that it can leave is its log.
 pub(crate) struct Wasm {
     held: BTreeSet<String>,
-    /// How much of the log was read.
+    /// Number of bytes of the log that have been read.
     read: u64,
 }
 
@@ -128,12 +129,12 @@ impl Driver for Native {
     }
 }
 
-fn answer(operation: Operation, claim: &native_null::Claim) -> Answer {
-    let refused = Word::named(&claim.name) == Word::RefusePermanent;
+fn answer(operation: Operation, claim: &native_null::Claim) -> ScriptedOutcome {
+    let refused = Command::named(&claim.name) == Command::RefusePermanent;
     if refused && operation == Operation::Prepare {
-        return Answer::Status(Code::InvalidArgument, "the script refuses it".to_owned());
+        return ScriptedOutcome::Status(Code::InvalidArgument, "the script refuses it".to_owned());
     }
-    Answer::Devices(vec![Device {
+    ScriptedOutcome::Devices(vec![Device {
         requests: vec!["device-0".to_owned()],
         pool: POOL.to_owned(),
         device: claim.name.clone(),

@@ -19,13 +19,13 @@ use crate::scene::{Known, Scene, request_of};
 const PODS: u64 = 8;
 /// Calls of a pod until it rests: what it was answered last is then for the daemon to know.
 const CALLS_MAX: u64 = 6;
-/// When the kill comes, in microseconds of the work.
+/// Latest time of the kill, in microseconds of the work.
 const KILL_MAX_US: u64 = 40_000;
 
 const ROUNDS: u64 = 120;
 /// Fewer say too little, however long they take.
 const ROUNDS_MIN: u64 = 40;
-/// After this time so many are enough.
+/// Time after which `ROUNDS_MIN` rounds are enough.
 const BUDGET: Duration = Duration::from_secs(60);
 
 fn name_of(number: u64) -> String {
@@ -107,7 +107,7 @@ async fn unprepare(
     Ok(())
 }
 
-/// How often pods knew what they had when the daemon ended, and how often they did not.
+/// Number of times that pods knew their claims when the daemon ended, and that they did not.
 #[derive(Debug, Default)]
 struct Tally {
     known: u64,
@@ -204,16 +204,16 @@ async fn stop_under_load<D: Driver>() {
 }
 
 #[tokio::test]
-async fn a_kill_at_any_moment_loses_nothing_of_a_wasm_driver() {
+async fn kill_loses_no_wasm_driver_state() {
     kill_at_any_moment::<Wasm>().await;
 }
 
 #[tokio::test]
-async fn a_kill_at_any_moment_loses_nothing_of_a_native_driver() {
+async fn kill_loses_no_native_driver_state() {
     kill_at_any_moment::<Native>().await;
 }
 
 #[tokio::test]
-async fn a_daemon_that_is_stopped_under_load_answers_what_it_took_on() {
+async fn stopped_daemon_answers_accepted_calls() {
     tokio::join!(stop_under_load::<Wasm>(), stop_under_load::<Native>());
 }

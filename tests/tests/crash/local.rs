@@ -32,7 +32,7 @@ const POINTS: [Point; 8] = [
 const CLAIM: &str = "one";
 const NAMESPACE: &str = "default";
 
-/// What is done with the claim, one after the other. Each may be repeated.
+/// Steps with the claim, in order. Each may be repeated.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Create,
@@ -76,7 +76,7 @@ impl Scene {
         }
     }
 
-    /// Whether the daemon died.
+    /// Plays the steps, and returns whether the daemon died.
     async fn play(&mut self, point: Point, pass: u32) -> bool {
         let _place = Place(format!("at pass {pass} of {point:?}"));
         self.died = false;
@@ -230,7 +230,7 @@ fn claim() -> Value {
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_no_claim_of_the_local_api_and_leaves_no_device_in_use() {
+async fn crash_loses_no_local_api_claim() {
     let mut scene = Scene::start().await;
     scene.daemon.until_serving(MOCK_GPU_FILE).await;
     let (started, mut deaths) = (Instant::now(), 0);

@@ -7,7 +7,7 @@ use crate::Place;
 use crate::driver::{Wasm, serves};
 use crate::scene::{Known, Scene, assert_killed, request_of};
 
-/// What a start with a damaged checkpoint passes on its way.
+/// Points that a start with a damaged checkpoint passes.
 const POINTS: [Point; 4] = [
     Point::CheckpointOpened,
     Point::CheckpointCommit,
@@ -16,7 +16,7 @@ const POINTS: [Point; 4] = [
 ];
 
 #[tokio::test]
-async fn death_before_a_lost_checkpoint_is_made_up_for_loses_no_claim() {
+async fn crash_before_checkpoint_recovery_loses_nothing() {
     let mut scene = Scene::<Wasm>::start().await;
     for point in POINTS {
         let _place = Place(format!("at {point:?}"));

@@ -19,11 +19,11 @@ mod values;
 
 use nodedock_base::failpoint::Point;
 
-/// Where the daemon dies, and what becomes of the pod whose call it does not answer.
+/// The point at which the daemon dies, and the behaviour of the pod whose call it does not answer.
 #[derive(Debug, Clone, Copy)]
 struct Death {
     point: Point,
-    /// From 1, in one life of the daemon.
+    /// Number of the pass, from 1, in one life of the daemon.
     pass: u32,
     /// The pod retries; else one that was coming leaves, and one that was leaving is not heard of for a while.
     pods_return: bool,

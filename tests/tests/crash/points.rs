@@ -13,7 +13,7 @@ use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
 use crate::{Death, Place, adapters, bindings, every_pass, resources, swap, values};
 
-/// What the daemon is asked.
+/// Requests to the daemon.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Prepare(&'static str, &'static [&'static str]),
@@ -63,15 +63,15 @@ fn points<D: Driver>() -> impl Iterator<Item = Point> {
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))
 }
 
-/// A scene in which the daemon may die once.
-struct Play<'a, D> {
+/// The steps on a scene in which the daemon may die once.
+struct Scenario<'a, D> {
     scene: &'a mut Scene<D>,
     death: Death,
     died: bool,
 }
 
-impl<D: Driver> Play<'_, D> {
-    /// Whether the daemon died.
+impl<D: Driver> Scenario<'_, D> {
+    /// Plays the steps, and returns whether the daemon died.
     async fn run(mut self) -> bool {
         let _place = Place(format!("with {:?} and {}", self.death, D::NAME));
         self.before().await;
@@ -101,7 +101,7 @@ impl<D: Driver> Play<'_, D> {
         self.scene.daemon.arm(self.death.point, self.death.pass);
         if let Err(status) = self.scene.daemon.try_run().await {
             assert_killed(status);
-            return self.resurrect().await;
+            return self.restart_after_crash().await;
         }
         let daemon = &self.scene.daemon;
         let as_before = || match daemon.cdi_files() {
@@ -145,7 +145,7 @@ impl<D: Driver> Play<'_, D> {
             self.scene.daemon.log()
         );
         assert_killed(self.scene.daemon.ended().await);
-        self.resurrect().await;
+        self.restart_after_crash().await;
         match step {
             _ if self.death.pods_return => self.asked(step).await,
             Step::Prepare(name, _) | Step::Refused(name, _) => {
@@ -156,7 +156,7 @@ impl<D: Driver> Play<'_, D> {
     }
 
     /// Starts the daemon that died, and lets the pods that know their devices ask for them again.
-    async fn resurrect(&mut self) {
+    async fn restart_after_crash(&mut self) {
         self.died = true;
         self.again().await;
         for (name, known) in &self.scene.known {
@@ -243,13 +243,13 @@ async fn die_everywhere<D: Driver>() {
     let (started, mut deaths, mut reached) = (Instant::now(), 0, 0);
     for point in points::<D>() {
         for pods_return in [true, false] {
-            let play = async |pass| {
+            let run = async |pass| {
                 let death = Death {
                     point,
                     pass,
                     pods_return,
                 };
-                Play {
+                Scenario {
                     scene: &mut scene,
                     death,
                     died: false,
@@ -257,7 +257,7 @@ async fn die_everywhere<D: Driver>() {
                 .run()
                 .await
             };
-            deaths += every_pass(point, play).await;
+            deaths += every_pass(point, run).await;
         }
         reached += 1;
     }
@@ -269,11 +269,11 @@ async fn die_everywhere<D: Driver>() {
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_nothing_of_a_wasm_driver() {
+async fn crash_point_loses_no_wasm_state() {
     die_everywhere::<Wasm>().await;
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_nothing_of_a_native_driver() {
+async fn crash_point_loses_no_native_state() {
     die_everywhere::<Native>().await;
 }

@@ -15,7 +15,7 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// How to have the same numbers again.
+/// Describes how to reproduce the same numbers.
 pub(crate) fn explain(seed: u64) -> String {
     format!("{SEED}={seed}")
 }

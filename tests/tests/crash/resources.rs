@@ -51,7 +51,7 @@ const STEPS: [Step; 4] = [
 struct Scene {
     daemon: Daemon,
     plugin: Plugin,
-    /// What pods were answered and did not release.
+    /// Answers that pods received for devices that they did not release.
     known: BTreeMap<&'static str, v1::PreparePodResponse>,
 }
 
@@ -131,7 +131,7 @@ impl Scene {
         self.sources().await;
     }
 
-    /// Whether the daemon died.
+    /// Plays the steps, and returns whether the daemon died.
     async fn play(&mut self, death: Death) -> bool {
         let _place = Place(format!("with {death:?}"));
         self.daemon.kill9().await;
@@ -248,7 +248,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn death_at_any_point_of_an_allocation_gives_no_device_twice_and_loses_none() {
+async fn crash_during_allocation_duplicates_no_device() {
     let mut scene = Scene::start().await;
     let (started, mut deaths) = (Instant::now(), 0);
     let points = [POINTS.as_slice(), &OF_CLAIMS].concat();

@@ -14,7 +14,7 @@ use scripted::POOL;
 
 use crate::driver::{Driver, serves};
 
-/// What a pod knows of its claims.
+/// A pod's knowledge of its claims.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Known {
     /// It was answered this.
@@ -27,9 +27,9 @@ pub(crate) enum Known {
 pub(crate) struct Scene<D> {
     pub(crate) daemon: Daemon,
     pub(crate) driver: D,
-    /// By pod name.
+    /// Knowledge by pod name.
     pub(crate) known: BTreeMap<String, Known>,
-    /// From the start of the process until it is ready, of each restart that came so far.
+    /// Time from the start of the process until it is ready, of each restart so far.
     pub(crate) restarts: Vec<Duration>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn request_of<D: Driver>(
     request(&pod(name), &claims.iter().collect::<Vec<_>>())
 }
 
-/// What a crash of ours looks like; the daemon never crashes otherwise.
+/// Checks that a test's crash ended the daemon; it never crashes otherwise.
 #[track_caller]
 pub(crate) fn assert_killed(status: ExitStatus) {
     assert_eq!(
@@ -149,7 +149,7 @@ impl<D: Driver> Scene<D> {
     }
 }
 
-/// In the order of the claims' UIDs, as claims are listed for a pod whatever it asked for first.
+/// Sorts an answer by the claims' UIDs, as claims are listed for a pod regardless of the order of its requests.
 fn by_claim(mut answer: v1::PreparePodResponse) -> v1::PreparePodResponse {
     answer
         .claims

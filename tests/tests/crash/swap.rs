@@ -11,7 +11,7 @@ use nodedock_tests::drivers::digest;
 use nodedock_tests::machine::tell;
 use nodedock_tests::versions::{FILE, NAME, claim, file, script, with_unprepare};
 use nodedock_tests::wait::until_path;
-use scripted::{Script, Word};
+use scripted::{Command, Script};
 use tonic::Status;
 
 use crate::scene::assert_killed;
@@ -57,7 +57,11 @@ async fn take(daemon: &Daemon, step: Step) -> Result<(), Status> {
             daemon.try_until_driver(NAME, serves).await.map(drop)
         }
         Step::Configure => {
-            daemon.drop_in_script(&with_unprepare(refusing(), &[CLAIM], Word::RefusePermanent));
+            daemon.drop_in_script(&with_unprepare(
+                refusing(),
+                &[CLAIM],
+                Command::RefusePermanent,
+            ));
             let has_config = |driver: &v1::Driver| {
                 driver.state == "serving" && driver.devices == refusing_devices()
             };
@@ -112,7 +116,7 @@ fn refusing() -> Script {
 
 fn refusing_devices() -> u32 {
     // Each of the words has two devices, and the generation is one.
-    63 + 2 * u32::try_from(scripted::Word::ALL.len()).expect("words are few") + 1
+    63 + 2 * u32::try_from(scripted::Command::ALL.len()).expect("words are few") + 1
 }
 
 /// The old version serves and has a claim; no other is kept.
@@ -134,7 +138,7 @@ async fn begin(daemon: &mut Daemon) {
     daemon.kill9().await;
 }
 
-/// Whether the daemon died.
+/// Plays the steps, and returns whether the daemon died.
 async fn play(daemon: &mut Daemon, point: Point, pass: u32) -> bool {
     let _place = Place(format!("at {point:?}, pass {pass}"));
     begin(daemon).await;
@@ -174,7 +178,7 @@ async fn again(daemon: &mut Daemon) {
 }
 
 #[tokio::test]
-async fn death_at_any_point_of_a_swap_loses_neither_a_claim_nor_the_code_that_prepared_it() {
+async fn crash_during_swap_loses_no_version() {
     let mut daemon = Daemon::start().await;
     let (started, mut deaths) = (Instant::now(), 0);
     for point in POINTS {

@@ -34,7 +34,7 @@ impl Scene {
     /// The error says in one line why it cannot be.
     async fn start() -> Result<Self, String> {
         let mut root = Root::new();
-        let sys = root.fake_sys()?;
+        let sys = root.mounts.fake_sys()?;
         let path = scripted::WRITABLE;
         // An attribute of a device, to which a class has a link.
         let device = sys.join("devices/scripted");
@@ -73,7 +73,7 @@ impl Scene {
         self.daemon.run().await;
     }
 
-    /// Whether the daemon died on the way.
+    /// Plays the steps, and returns whether the daemon died.
     async fn play(&mut self, point: Point, pass: u32) -> bool {
         self.daemon.kill9().await;
         self.daemon.arm(point, pass);
@@ -157,7 +157,7 @@ async fn no_claim(mut client: Client) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn death_at_any_point_loses_no_value_below_sys() {
+async fn crash_loses_no_sysfs_value() {
     let mut scene = match Scene::start().await {
         Ok(scene) => scene,
         Err(why) => return skip("values below /sys across crashes", &why),

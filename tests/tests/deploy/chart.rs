@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{base, defects, deploy, of_kind, one, parse};
 
-/// In the PATH, or where the set-up of the tests puts it.
+/// Finds a tool in the PATH, or in the directory to which the set-up of the tests installs it.
 fn tool(name: &str) -> Option<PathBuf> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../target/deploy-tools")
@@ -26,7 +26,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// What Helm makes of the chart with these values, in the release and namespace `nodedock`.
+/// Renders the chart by Helm with these values, in the release and namespace `nodedock`.
 fn render(helm: &Path, values: &str) -> Result<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("values.yaml");
@@ -84,7 +84,7 @@ fn comparable(objects: Vec<Value>) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn with_its_defaults_the_chart_is_the_base() {
+fn default_chart_equals_the_base() {
     let Some(helm) = tool("helm") else { return };
     let chart = comparable(parse(&render(&helm, "").unwrap()));
     let base = comparable(base());
@@ -101,7 +101,7 @@ fn with_its_defaults_the_chart_is_the_base() {
 }
 
 #[test]
-fn every_value_makes_what_the_api_knows() {
+fn chart_values_give_valid_api_objects() {
     let Some(helm) = tool("helm") else { return };
     let sets = [
         "fullnameOverride: docks",
@@ -118,7 +118,7 @@ fn every_value_makes_what_the_api_knows() {
         "podAnnotations: {a: b}\npodLabels: {c: d}",
         "drivers: [{name: a, image: \"r/a:1\", allowTag: true, pullPolicy: Always, subPath: drivers/a}]",
         DRIVERS,
-        "rbac: {pods: false}",
+        "rbac: {pods: false, deviceClasses: false}",
         "config: {kubernetes: {extendedResources: device-plugin, bindingConditions: [{driver: gpu.example.com}]}}",
     ];
     for values in sets {
@@ -167,10 +167,10 @@ fn values_arrive_where_they_belong() {
     );
     assert!(of_kind(&elsewhere, "ValidatingAdmissionPolicy").is_empty());
     let role = |values: &str| one(&rendered(values), "ClusterRole")["rules"].to_string();
-    assert!(
-        role("rbac: {pods: true}").contains("\"pods\"")
-            && !role("rbac: {pods: false}").contains("\"pods\"")
-    );
+    for (right, resource) in [("pods", "\"pods\""), ("deviceClasses", "deviceclasses")] {
+        assert!(role(&format!("rbac: {{{right}: true}}")).contains(resource));
+        assert!(!role(&format!("rbac: {{{right}: false}}")).contains(resource));
+    }
     let digest = format!("sha256:{}", "0".repeat(64));
     let pinned = rendered(&format!("image: {{digest: \"{digest}\", tag: ignored}}"));
     let image = &one(&pinned, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"];
@@ -240,7 +240,7 @@ drivers:
 ";
 
 #[test]
-fn a_driver_is_an_image_volume_with_its_grant_and_its_config_in_the_config_map() {
+fn driver_is_an_image_volume() {
     let Some(helm) = tool("helm") else { return };
     let objects = parse(&render(&helm, DRIVERS).unwrap());
     let data = &one(&objects, "ConfigMap")["data"];
@@ -295,7 +295,7 @@ fn a_driver_is_an_image_volume_with_its_grant_and_its_config_in_the_config_map()
 
 /// A driver without a grant is shown as blocked, with what it requests.
 #[test]
-fn side_files_that_are_not_given_are_not_made() {
+fn unset_side_files_are_not_created() {
     let Some(helm) = tool("helm") else { return };
     let objects =
         parse(&render(&helm, "drivers: [{name: a, image: r/a, allowTag: true}]").unwrap());
@@ -304,7 +304,7 @@ fn side_files_that_are_not_given_are_not_made() {
 }
 
 #[test]
-fn an_image_that_is_not_pinned_is_refused_unless_that_is_allowed() {
+fn unpinned_image_is_refused_by_default() {
     let Some(helm) = tool("helm") else { return };
     let digest = |length: usize| format!("sha256:{}", "0".repeat(length));
     for image in [
@@ -336,7 +336,7 @@ fn an_image_that_is_not_pinned_is_refused_unless_that_is_allowed() {
 
 /// The image of a driver is part of the pod's template: a DaemonSet replaces its pods when that changes, the new one first.
 #[test]
-fn another_digest_changes_the_pods_template_and_another_grant_does_not() {
+fn only_digest_changes_the_pod_template() {
     let Some(helm) = tool("helm") else { return };
     let template = |values: &str| {
         let objects = parse(&render(&helm, values).unwrap());
@@ -373,7 +373,7 @@ fn unordered(objects: Vec<Value>) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn the_kustomize_example_of_a_driver_is_what_the_chart_makes_of_it() {
+fn kustomize_example_equals_the_chart() {
     let (Some(helm), Some(kustomize)) = (tool("helm"), tool("kustomize")) else {
         return;
     };

@@ -56,7 +56,7 @@ fn words(expression: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_expression_names_figures_and_labels_that_are_there() {
+fn expressions_name_existing_metrics_and_labels() {
     let text = std::fs::read_to_string(deploy().join("grafana/nodedock.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let mut found = Vec::new();

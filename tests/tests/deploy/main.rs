@@ -1,4 +1,4 @@
-//! What is in `deploy/`: objects that a cluster takes, rights that are no more than needed, figures that are served.
+//! Checks of `deploy/`: objects that a cluster accepts, minimal rights, metrics that are served.
 
 mod chart;
 mod dashboard;

@@ -57,7 +57,7 @@ pub(crate) fn one<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
     found[0]
 }
 
-/// What a type keeps of an object; what it does not know is lost.
+/// Returns the fields of an object that a type keeps; unknown fields are lost.
 fn kept<T: DeserializeOwned + Serialize>(object: &Value) -> Result<Value, String> {
     let typed: T = serde_json::from_value(object.clone()).map_err(|error| error.to_string())?;
     serde_json::to_value(typed).map_err(|error| error.to_string())
@@ -95,7 +95,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// What is wrong with an object: it does not parse, or has fields that the API does not know.
+/// Returns the defects of an object: it does not parse, or has fields that the API does not know.
 pub(crate) fn defects(object: &Value) -> Vec<String> {
     let kind = format!(
         "{}/{}",
@@ -131,7 +131,7 @@ pub(crate) fn defects(object: &Value) -> Vec<String> {
 }
 
 #[test]
-fn the_base_is_what_the_api_knows() {
+fn base_has_only_known_api_fields() {
     let objects = base();
     let wrong: Vec<_> = objects.iter().flat_map(defects).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -139,7 +139,7 @@ fn the_base_is_what_the_api_knows() {
 }
 
 #[test]
-fn a_field_that_the_api_does_not_know_is_seen() {
+fn unknown_api_field_is_found() {
     let object = |line: &str| {
         parse(&format!(
             "apiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: a}}\n{line}"
@@ -199,9 +199,9 @@ fn references_within_the_base_lead_somewhere() {
     );
 }
 
-/// What the admission policy says of who writes is about the account that the pods have.
+/// The condition of the admission policy names the service account of the pods.
 #[test]
-fn the_admission_policy_is_about_our_account() {
+fn admission_policy_names_our_service_account() {
     let objects = base();
     let account = one(&objects, "ServiceAccount");
     let user = format!(

@@ -1,4 +1,4 @@
-//! What the pod may do on its node, which is little, and each of it with a reason in `deploy/README.md`.
+//! Permissions of the pod on its node: few, and each with a reason in `deploy/README.md`.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ fn container(objects: &[Value]) -> &Value {
 }
 
 #[test]
-fn the_pod_has_three_powers_of_root_and_none_of_the_hosts_namespaces() {
+fn pod_has_minimal_capabilities_and_namespaces() {
     let objects = base();
     let security = &container(&objects)["securityContext"];
     assert_eq!(security["privileged"], false);
@@ -39,7 +39,7 @@ fn the_pod_has_three_powers_of_root_and_none_of_the_hosts_namespaces() {
 }
 
 #[test]
-fn each_mount_of_the_node_is_documented_with_its_reason() {
+fn each_host_mount_is_documented() {
     let objects = base();
     let readme = std::fs::read_to_string(deploy().join("README.md")).unwrap();
     let mut of_the_node = BTreeSet::new();
@@ -99,7 +99,7 @@ fn each_mount_of_the_node_is_documented_with_its_reason() {
 }
 
 #[test]
-fn an_update_brings_the_new_before_the_old_goes() {
+fn update_starts_new_pod_first() {
     let objects = base();
     let update = &one(&objects, "DaemonSet")["spec"]["updateStrategy"];
     assert_eq!(
@@ -134,7 +134,7 @@ fn probes_ask_the_program() {
 }
 
 #[test]
-fn the_role_has_no_verb_for_all_and_no_secret() {
+fn role_has_no_wildcards_or_secrets() {
     let objects = base();
     let rules = one(&objects, "ClusterRole")["rules"].as_array().unwrap();
     for rule in rules {

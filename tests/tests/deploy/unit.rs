@@ -6,7 +6,7 @@ use nodedock_tests::machine::{program, skip};
 
 use crate::objects::deploy;
 
-/// By systemd's own check, with the program where it is to be.
+/// Checks the unit by systemd's own tool, with the program at its installed path.
 #[test]
 fn the_unit_is_what_systemd_knows() {
     let Some(analyze) = program("systemd-analyze") else {

@@ -15,12 +15,12 @@ fn root() -> Root {
 }
 
 #[tokio::test]
-async fn a_recorded_checkpoint_is_printed_and_checked_as_recorded() {
+async fn recorded_checkpoint_prints_as_recorded() {
     assert_transcript("checkpoint-read.txt", &root()).await;
 }
 
 #[tokio::test]
-async fn a_daemon_serves_what_a_recorded_checkpoint_has_and_renders_its_cdi_files() {
+async fn recorded_checkpoint_is_served_as_recorded() {
     let daemon = Daemon::start_on(root(), options()).await;
     assert_transcript("checkpoint-served.txt", &daemon).await;
     assert_frozen("checkpoint-cdi.txt", &cdi_files(&daemon));

@@ -45,13 +45,13 @@ fn literal_codes(sources: &str) -> Vec<String> {
 }
 
 #[test]
-fn codes_of_problems_and_conditions_are_those_that_are_recorded() {
+fn problem_and_condition_codes_are_unchanged() {
     let codes: String = ProblemCode::all().map(|code| format!("{code}\n")).collect();
     assert_frozen("problem-codes.txt", &codes);
 }
 
 #[test]
-fn the_host_makes_problems_with_codes_of_the_enum_and_with_all_of_them() {
+fn host_uses_exactly_the_enum_codes() {
     let sources = sources();
     assert_eq!(literal_codes(&sources), Vec::<String>::new());
     let unused =
@@ -63,13 +63,13 @@ fn the_host_makes_problems_with_codes_of_the_enum_and_with_all_of_them() {
 }
 
 #[test]
-fn a_code_is_found_however_it_is_written() {
+fn literal_codes_are_found_anywhere() {
     let text = "Problem::denied(\n    \"a-b\", m);\n(ProblemKind::Internal, \"c\")\nProblem::new(kind, code)";
     assert_eq!(literal_codes(text), ["a-b", "c"]);
 }
 
 #[test]
-fn fail_points_are_those_that_are_recorded() {
+fn fail_points_are_unchanged() {
     let names: Vec<_> = Point::ALL.iter().map(|point| point.as_str()).collect();
     assert_frozen("fail-points.txt", &(names.join("\n") + "\n"));
 }

@@ -1,4 +1,4 @@
-//! What commands print for scripts, and their exit codes; the CDI files of the claims that they prepare.
+//! Output of commands for scripts, and their exit codes; the CDI files of the claims that they prepare.
 
 use nodedock_tests::Root;
 
@@ -74,7 +74,7 @@ async fn play(name: &str) -> Scene {
 }
 
 #[tokio::test]
-async fn json_is_as_recorded_and_so_are_the_bytes_of_cdi_files() {
+async fn json_and_cdi_files_are_unchanged() {
     let scene = play("commands-json.txt").await;
     assert_frozen("cdi.txt", &cdi_files(&scene.daemon));
 }

@@ -1,4 +1,4 @@
-//! What may not change: wire formats, files, output for scripts, names and codes, each compared with a recorded fixture.
+//! Interfaces that may not change: wire formats, files, output for scripts, names and codes, each compared with a recorded fixture.
 //!
 //! A difference is a decision with a line in `docs/decisions/`. `NODEDOCK_RECORD=1` records the fixtures again instead of comparing:
 //!
@@ -80,7 +80,7 @@ fn difference(recorded: &str, found: &str) -> String {
 }
 
 #[test]
-fn a_difference_is_shown_by_the_lines_that_differ() {
+fn difference_shows_only_differing_lines() {
     assert_eq!(
         difference("a\nb\nc\nd\n", "a\nx\nd\n"),
         "from line 2:\n- b\n- c\n+ x"

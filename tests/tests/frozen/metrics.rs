@@ -17,7 +17,7 @@ use crate::scene::{GPU, NIC, POOLS, Scene, write_pod};
 /// Labels that have every value from the beginning.
 const CLOSED: [&str; 2] = ["le", "limit"];
 
-/// By family: type, and labels with the values of those that are closed.
+/// Type, and labels with the values of those that are closed, by family.
 type Families = BTreeMap<String, (String, BTreeMap<String, BTreeSet<String>>)>;
 
 async fn add(families: &mut Families, root: &Root) {
@@ -41,7 +41,7 @@ async fn add(families: &mut Families, root: &Root) {
     }
 }
 
-/// On a node without Kubernetes.
+/// Adds the metrics of a node without Kubernetes.
 async fn alone(families: &mut Families) {
     let scene = Scene::start().await;
     let claims = [
@@ -58,7 +58,7 @@ async fn alone(families: &mut Families) {
     add(families, &scene.daemon).await;
 }
 
-/// On a Kubernetes node, where a kubelet has a claim and a device.
+/// Adds the metrics of a Kubernetes node on which a kubelet has a claim and a device.
 async fn in_cluster(families: &mut Families) {
     let cluster = Arc::new(Cluster::start().await);
     let daemon = cluster.daemon().await;
@@ -79,7 +79,7 @@ async fn in_cluster(families: &mut Families) {
 }
 
 #[tokio::test]
-async fn families_of_metrics_are_those_that_are_recorded() {
+async fn metric_families_are_unchanged() {
     let mut families = Families::new();
     alone(&mut families).await;
     in_cluster(&mut families).await;

@@ -37,7 +37,7 @@ pub(crate) fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_protocol_files_declare_what_is_recorded() {
+fn protocol_files_are_unchanged() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto/proto");
     let files = files_below(&root, "proto");
     let rendered = files.iter().map(|file| {
@@ -56,7 +56,7 @@ fn the_protocol_files_declare_what_is_recorded() {
 }
 
 #[test]
-fn comments_and_layout_do_not_count_and_numbers_do() {
+fn statements_ignore_comments_and_layout() {
     let (a, b) = (
         "message A {\n  // First.\n  string a = 1; // a\n}\n",
         "message A { string a\n= 1; }",

@@ -3,7 +3,7 @@
 use native_device_plugin::Device;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::{Daemon, Options, Root};
-use scripted::{Script, Word};
+use scripted::{Command, Script};
 use serde_json::{Value, json};
 
 pub(crate) const GPU: &str = "example.com/gpu";
@@ -24,7 +24,7 @@ pub(crate) struct Scene {
     _nics: native_device_plugin::Plugin,
 }
 
-/// What is the same on every machine. A claim does not wait for a device.
+/// Returns options with the same values on every machine. A claim does not wait for a device.
 pub(crate) fn options() -> Options {
     let options = Options::default().config("claims: {exclusiveWaitMs: 0}\n");
     options
@@ -39,7 +39,7 @@ impl Scene {
 
     pub(crate) async fn start_on(root: Root) -> Self {
         root.install_gpus(POOLS);
-        let unprepare = [("device-0".to_owned(), Word::RefuseAnHour)].into();
+        let unprepare = [("device-0".to_owned(), Command::RefuseAnHour)].into();
         root.install_scripted(&Script {
             devices: 2,
             unprepare,

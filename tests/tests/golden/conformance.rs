@@ -11,11 +11,11 @@ use nodedock_tests::recorded::Recorded;
 use serde_json::Value;
 use tokio::process::Command;
 
-/// Of a command: a machine with much to do takes its time.
+/// Deadline of a command: a busy machine is slow.
 pub(super) const COMMAND: Duration = Duration::from_secs(900);
-/// What depends on a driver's own answers. Of what the host publishes for it, the names and a repair: more cases would wait for a minute.
+/// Cases that depend on a driver's own answers, and of the host's publications the names and a repair: more cases would wait for a minute.
 const CASES: &str = "wire,idempotency,slices.names-stable,slices.repaired";
-/// Until a driver of 18 MB is compiled, in seconds.
+/// Time for compiling a driver of 18 MB, in seconds.
 const START_TIMEOUT: &str = "300";
 
 pub(super) fn text(path: &Path) -> &str {

@@ -1,4 +1,4 @@
-//! The list. What is expected is the same to the byte, whatever the language.
+//! The list. The expected output is the same to the byte in every language.
 
 use std::slice::from_ref;
 use std::time::Instant;
@@ -308,7 +308,7 @@ fn stays_within_the_default_limits(Loaded { driver, .. }: &Loaded) {
     assert!(stats.peak_memory.get() <= CALL_MEMORY as u64, "{stats:?}");
 }
 
-/// For the table in `docs/drivers-in-other-languages.md`; shown with `--nocapture`.
+/// Prints the cost for the table in `docs/drivers-in-other-languages.md`; shown with `--nocapture`.
 async fn tells_what_it_costs(Loaded { golden, driver, .. }: &Loaded) {
     let mut times = Vec::new();
     for _ in 0..20 {

@@ -51,12 +51,12 @@ async fn holds_to_the_list(golden: Golden) {
 }
 
 #[tokio::test]
-async fn rust_as_a_core_module_holds_to_the_list() {
+async fn rust_core_module_matches_golden_list() {
     holds_to_the_list(RUST).await;
 }
 
 #[tokio::test]
-async fn rust_as_a_wasi_component_holds_to_the_list() {
+async fn rust_wasi_component_matches_golden_list() {
     holds_to_the_list(RUST_WASIP2).await;
 }
 

@@ -18,9 +18,9 @@ static TURN: Mutex<()> = Mutex::const_new(());
 struct New {
     root: Root,
     directory: PathBuf,
-    /// Of tools that are not in the `PATH`.
+    /// Directory of tools that are not in the `PATH`.
     tools: Option<PathBuf>,
-    /// Of a driver in Rust, kept for the next run: the crates of the SDK take half a minute.
+    /// Target directory of a driver in Rust, kept for the next run: the crates of the SDK take half a minute.
     target: PathBuf,
 }
 
@@ -114,7 +114,7 @@ impl New {
 }
 
 #[tokio::test]
-async fn a_new_driver_in_rust_is_complete() {
+async fn new_rust_driver_is_complete() {
     let _turn = TURN.lock().await;
     let sdk = examples().join("../sdk");
     let new = New::of("rust", &["--sdk", text(&sdk)], None).await;
@@ -126,7 +126,7 @@ async fn a_new_driver_in_rust_is_complete() {
 
 /// Go's own compiler, for WASI 0.1: the command makes a component of its module.
 #[tokio::test]
-async fn a_new_driver_in_go_is_complete() {
+async fn new_go_driver_is_complete() {
     let _turn = TURN.lock().await;
     let found = go::compiler().ok_or_else(|| "Go is not installed".to_owned());
     let Some(compiler) = or_skip("a new driver in Go", found) else {
@@ -153,7 +153,7 @@ async fn a_new_driver_in_go_is_complete() {
 }
 
 #[tokio::test]
-async fn a_new_driver_in_c_is_complete() {
+async fn new_c_driver_is_complete() {
     let _turn = TURN.lock().await;
     // The tools that built the golden driver build this one.
     let found = golden::C.bytes().and_then(|_| program("clang"));
@@ -165,7 +165,7 @@ async fn a_new_driver_in_c_is_complete() {
 }
 
 #[tokio::test]
-async fn a_new_driver_in_python_is_complete() {
+async fn new_python_driver_is_complete() {
     let _turn = TURN.lock().await;
     let environment = drivers().with_file_name("python").join("bin");
     let tool = program("componentize-py").unwrap_or_else(|| environment.join("componentize-py"));
@@ -179,7 +179,7 @@ async fn a_new_driver_in_python_is_complete() {
 }
 
 #[tokio::test]
-async fn a_new_driver_in_javascript_is_complete() {
+async fn new_javascript_driver_is_complete() {
     let _turn = TURN.lock().await;
     let modules = drivers()
         .with_file_name("golden-tools")

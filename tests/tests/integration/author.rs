@@ -29,7 +29,7 @@ fn mock_gpu(root: &Root) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_golden_file_that_differs_and_sources_that_do_not_compile_are_shown() {
+async fn golden_differences_and_errors_are_shown() {
     // The tools that built the golden driver build this one.
     if golden::C.bytes().is_none() {
         return skip(
@@ -86,7 +86,7 @@ async fn a_golden_file_that_differs_and_sources_that_do_not_compile_are_shown() 
 }
 
 #[tokio::test]
-async fn a_check_finds_what_keeps_a_driver_from_serving() {
+async fn check_finds_obstacles_to_serving() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
     let check = async |more: &[&str]| {
@@ -141,7 +141,7 @@ async fn a_check_finds_what_keeps_a_driver_from_serving() {
 }
 
 #[tokio::test]
-async fn a_test_shows_what_a_driver_writes_and_restores() {
+async fn test_shows_written_and_restored_values() {
     const GPU: &str = "0000:01:00.0";
     let root = Root::new();
     let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu"]);
@@ -234,7 +234,7 @@ fn signal(child: &Child, signal: Signal) {
 
 /// Ctrl-C left the copy of the machine, which a snapshot of a large one fills with thousands of files.
 #[tokio::test]
-async fn a_command_that_is_stopped_leaves_no_files() {
+async fn stopped_command_leaves_no_files() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
     for stop in [Signal::INT, Signal::TERM] {
@@ -304,7 +304,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
+async fn driver_run_reloads_a_changed_file() {
     let root = Root::new();
     let (file, machine) = mock_gpu(&root);
     let mut command = root.command();

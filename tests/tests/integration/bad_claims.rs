@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::with_gpus;
 
 #[tokio::test]
-async fn a_request_that_cannot_be_is_an_invalid_argument_with_the_field() {
+async fn invalid_request_names_the_field() {
     let edited = |edit: fn(&mut v1::PreparePodRequest)| {
         let mut request = request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
         edit(&mut request);
@@ -65,7 +65,7 @@ spec:
 ";
 
 #[tokio::test]
-async fn a_manifest_that_cannot_be_is_refused_with_the_file_and_the_reason() {
+async fn invalid_manifest_names_file_and_reason() {
     let cases = [
         ("apiVersion: [", 1, "line"),
         (
@@ -94,7 +94,7 @@ async fn a_manifest_that_cannot_be_is_refused_with_the_file_and_the_reason() {
 }
 
 #[tokio::test]
-async fn a_claim_that_stands_in_the_claims_directory_is_found_beside_a_broken_file() {
+async fn claim_file_loads_beside_broken_file() {
     let daemon = with_gpus().await;
     let file = daemon.write("pod.yaml", POD);
     let args = ["prepare", "-f", file.to_str().unwrap(), "-o", "json"];

@@ -7,7 +7,7 @@ use nodedock_tests::Daemon;
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, side_file, wasm};
 
 #[tokio::test]
-async fn a_file_beyond_the_bound_is_refused_without_being_read_whole() {
+async fn oversized_file_is_not_read_whole() {
     let daemon = Daemon::start().await;
     let file = File::create(daemon.driver_path(".huge.tmp")).unwrap();
     file.set_len(100 << 30).unwrap();
@@ -26,7 +26,7 @@ async fn a_file_beyond_the_bound_is_refused_without_being_read_whole() {
 }
 
 #[tokio::test]
-async fn a_half_copied_driver_is_not_served_before_the_rest_is_there() {
+async fn partially_copied_driver_is_not_served() {
     let daemon = Daemon::start().await;
     daemon.copy_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
     let bytes = wasm(MOCK_GPU, Form::Core);
@@ -41,7 +41,7 @@ async fn a_half_copied_driver_is_not_served_before_the_rest_is_there() {
 }
 
 #[tokio::test]
-async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
+async fn driver_files_load_under_any_name() {
     let daemon = Daemon::start().await;
     let bytes = wasm(MOCK_GPU, Form::Core);
     for ignored in [
@@ -94,7 +94,7 @@ async fn odd_names_are_taken_and_what_is_no_driver_file_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_link_to_a_driver_is_followed_as_in_a_mounted_config_map() {
+async fn linked_driver_is_loaded() {
     let daemon = Daemon::start().await;
     let dir = daemon.driver_path("..2026_01_01");
     std::fs::create_dir(&dir).unwrap();

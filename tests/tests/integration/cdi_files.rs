@@ -1,4 +1,5 @@
-//! CDI files agree with the claims while the daemon runs, whatever changes them; what it cannot repair it reports.
+//! CDI files agree with the claims while the daemon runs, regardless of changes by others; the daemon reports the files that it cannot
+//! repair.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,7 @@ use nodedock_tests::{Daemon, Root};
 
 use crate::with_gpus;
 
-/// What the log says of a problem that begins, and of one that is over.
+/// Log message when a problem begins; the next one is for its end.
 const BEGINS: &str = "the node has a problem";
 const ENDS: &str = "the node's problem is over";
 
@@ -65,7 +66,7 @@ fn put_foreign(dir: &Path, device: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_file_that_is_removed_cut_altered_or_replaced_is_rendered_again() {
+async fn damaged_cdi_file_is_rendered_again() {
     let daemon = with_gpus().await;
     let (_, file) = one_claim(&daemon).await;
     let altered = file.text.replace("gpu-0", "gpu-1");
@@ -86,7 +87,7 @@ async fn a_file_that_is_removed_cut_altered_or_replaced_is_rendered_again() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
+async fn removed_directory_is_recreated_and_watched() {
     let daemon = with_gpus().await;
     let (_, file) = one_claim(&daemon).await;
     let dir = daemon.cdi();
@@ -114,8 +115,7 @@ async fn a_directory_that_is_removed_is_made_again_and_watched_again() {
 }
 
 #[tokio::test]
-async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_until_that_file_goes()
-{
+async fn foreign_cdi_device_name_is_refused() {
     let daemon = with_gpus().await;
     let (request, file) = one_claim(&daemon).await;
     let device = &file.devices()[0];
@@ -136,7 +136,7 @@ async fn a_device_that_another_programs_file_has_too_is_refused_and_reported_unt
     until_said(&daemon, ENDS, "cdi-device-claimed-twice", 1).await;
     daemon.prepared(request.clone()).await;
 
-    // What stands in the directory of static specs is overridden by ours.
+    // Ours override the specs in the directory of static specs.
     let fixed = daemon.path().join("etc/cdi");
     std::fs::create_dir_all(&fixed).unwrap();
     put_foreign(&fixed, device);

@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use crate::with_gpus;
 
 #[tokio::test]
-async fn inspect_tells_what_a_file_is_without_a_daemon() {
+async fn inspect_works_without_a_daemon() {
     let root = Root::new();
     for (form, word) in [(Form::Core, "core module"), (Form::Component, "component")] {
         let file = root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, form));
@@ -56,7 +56,7 @@ async fn inspect_tells_what_a_file_is_without_a_daemon() {
 }
 
 #[tokio::test]
-async fn the_grant_that_is_printed_is_what_the_driver_needs() {
+async fn printed_grant_covers_driver_needs() {
     let root = Root::new();
     let file = root.write("device-nodes.wasm", wasm(DEVICE_NODES, Form::Core));
     let file = file.to_str().unwrap();
@@ -87,7 +87,7 @@ async fn the_grant_that_is_printed_is_what_the_driver_needs() {
 }
 
 #[tokio::test]
-async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
+async fn explain_shows_claim_and_driver_history() {
     let daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -127,7 +127,7 @@ async fn explain_tells_the_history_of_a_claim_and_of_a_driver() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
+async fn missing_name_fails_empty_list_succeeds() {
     let daemon = with_gpus().await;
     for what in ["drivers", "devices", "claims", "pods", "resources"] {
         daemon
@@ -145,7 +145,7 @@ async fn a_name_that_is_not_there_is_an_error_and_an_empty_list_is_not() {
 }
 
 #[tokio::test]
-async fn a_watched_list_is_printed_again_when_something_changes() {
+async fn watched_list_is_printed_on_change() {
     let daemon = with_gpus().await;
     let mut command = daemon.command();
     command
@@ -186,7 +186,7 @@ async fn completion_is_printed_for_each_shell() {
 }
 
 #[tokio::test]
-async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
+async fn get_node_shows_identity_and_conditions() {
     let daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -233,7 +233,7 @@ async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_good_after_a_crash_and_read_beside_a_daemon() {
+async fn checkpoint_is_valid_after_a_crash() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))

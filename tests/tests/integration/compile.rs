@@ -1,4 +1,4 @@
-//! Compilation happens in a process of its own: whatever becomes of it, the daemon and its other drivers go on.
+//! Compilation happens in a process of its own: its failures do not affect the daemon and its other drivers.
 
 pub(crate) mod bombs;
 
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
@@ -55,7 +55,7 @@ async fn refusal(bounds: CompileBounds, bytes: Vec<u8>) -> LoadError {
     outcome.map(|driver| driver.info().clone()).unwrap_err()
 }
 
-/// A program that stands in for the compiler.
+/// Writes a program that replaces the compiler.
 fn script(root: &Root, text: &str) -> PathBuf {
     let path = root.write("compiler", format!("#!/bin/sh\n{text}\n"));
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -102,7 +102,7 @@ fn kept_files(root: &Root) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_file_whose_compiler_does_not_live_fails_with_a_reason_while_others_serve() {
+async fn dead_compiler_fails_only_its_file() {
     let daemon = Daemon::start_with(telling()).await;
     daemon.serve(MOCK_GPU, Form::Core).await;
     daemon.drop_in("slow.wasm", bombs::slow(20));
@@ -137,7 +137,7 @@ async fn a_file_whose_compiler_does_not_live_fails_with_a_reason_while_others_se
 }
 
 #[tokio::test]
-async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
+async fn oversized_module_is_not_compiled() {
     let daemon = with_gpus().await;
     for (name, bytes, wanted) in [
         (
@@ -157,7 +157,7 @@ async fn a_file_that_holds_too_much_is_not_compiled_at_all() {
 }
 
 #[tokio::test]
-async fn each_bound_of_a_compilation_has_an_error_of_its_own() {
+async fn each_compilation_bound_has_its_error() {
     let bounds = CompileBounds {
         cpu: Duration::from_secs(1),
         ..CompileBounds::default()
@@ -183,7 +183,7 @@ async fn each_bound_of_a_compilation_has_an_error_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_compiler_that_is_killed_is_started_once_more() {
+async fn killed_compiler_is_restarted_once() {
     let root = Root::new();
     let (tries, program) = (root.path().join("tries"), places::nodedockd());
     let count = format!("echo try >> {}", tries.display());
@@ -212,7 +212,7 @@ async fn a_compiler_that_is_killed_is_started_once_more() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_artifact_is_not_taken() {
+async fn invalid_compiler_output_is_refused() {
     let root = Root::new();
     for (text, wanted) in [
         ("exit 0", "cut off"),
@@ -274,7 +274,7 @@ async fn a_cancelled_load_ends_its_compiler() {
 }
 
 #[tokio::test]
-async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_again() {
+async fn compiler_dies_with_its_daemon() {
     let mut daemon = Daemon::start_with(telling()).await;
     daemon.serve(MOCK_GPU, Form::Core).await;
     daemon.take_out(MOCK_GPU_FILE);
@@ -293,7 +293,7 @@ async fn a_compiler_dies_with_its_daemon_and_the_next_one_compiles_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_changes_while_it_is_compiled_is_compiled_no_further() {
+async fn changed_file_stops_its_compilation() {
     let daemon = Daemon::start_with(telling()).await;
     daemon.drop_in(
         "mock-gpu.grant.yaml",
@@ -312,7 +312,7 @@ async fn a_file_that_changes_while_it_is_compiled_is_compiled_no_further() {
 }
 
 #[tokio::test]
-async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
+async fn compilation_uses_no_daemon_memory() {
     let daemon = with_gpus().await;
     let before = daemon.memory_mib("VmHWM");
     let large = bombs::slow(1);
@@ -340,7 +340,7 @@ async fn what_a_compilation_takes_never_shows_in_the_daemons_memory() {
 }
 
 #[tokio::test]
-async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
+async fn compiler_has_only_its_pipes() {
     let mut command = tokio::process::Command::new(places::nodedockd());
     command.args([
         COMPILE_COMMAND,
@@ -439,7 +439,7 @@ async fn a_compiler_has_nothing_of_the_node_but_its_pipes() {
 }
 
 #[tokio::test]
-async fn a_compiler_is_no_command_for_people() {
+async fn compiler_refuses_interactive_use() {
     let root = Root::new();
     let help = root.cli(&["--help"]).await.done();
     assert!(
@@ -452,7 +452,7 @@ async fn a_compiler_is_no_command_for_people() {
 }
 
 #[tokio::test]
-async fn a_cache_whose_disk_runs_no_code_is_of_use_all_the_same() {
+async fn cache_works_on_noexec_disk() {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
     std::fs::create_dir_all(&cache).unwrap();

@@ -11,7 +11,7 @@ use nodedock_tests::machine::{is_root, or_skip, program, skip};
 use nodedock_tests::{Daemon, Options, Root, own_pool};
 use serde_json::Value;
 
-/// Where podman looks; its version here takes no other directory.
+/// Directory that podman reads; its version here takes no other.
 pub(crate) const CDI_DIR: &str = "/var/run/cdi";
 
 pub(crate) struct Podman {
@@ -42,7 +42,7 @@ impl Podman {
         })
     }
 
-    /// What runs a shell command in a container, on a directory with nothing but busybox.
+    /// Returns the arguments that run a shell command in a container, on a directory with nothing but busybox.
     pub(crate) fn arguments(&self, root: &Root, script: &str) -> Vec<String> {
         let rootfs = root.path().join("rootfs");
         fill(&rootfs);
@@ -131,7 +131,7 @@ impl Drop for Leftovers {
 }
 
 #[tokio::test]
-async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
+async fn container_sees_prepared_devices_and_environment() {
     let Some(podman) = or_skip("devices in a real container", Podman::find()) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! What a container reads about its devices.
+//! Device metadata that a container reads.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ fn plain(attributes: &Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn a_container_reads_the_attributes_of_its_devices_until_they_are_unprepared() {
+async fn container_reads_attributes_until_unprepare() {
     let mut daemon = with_gpus().await;
     let a = pod("a");
     let prepare = request(&a, &[&gpu_claim("one", &["gpus/gpu-0", "gpus/gpu-1"])]);

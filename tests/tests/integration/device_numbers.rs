@@ -55,7 +55,7 @@ impl Node {
         root.drop_in(DEVICE_NODES_FILE, wasm(DEVICE_NODES, Form::Core));
     }
 
-    /// What the driver calls it.
+    /// Returns the driver's name of the device.
     fn device(&self) -> String {
         self.0.file_name().unwrap().to_string_lossy().to_lowercase()
     }
@@ -99,7 +99,7 @@ fn prepares(claim: &v1::ClaimStatus) -> usize {
 }
 
 #[tokio::test]
-async fn a_node_that_is_plugged_in_again_is_taken_again_and_one_that_is_gone_is_refused() {
+async fn replugged_node_is_prepared_again() {
     let Some(node) = Node::make(ZERO) else { return };
     let daemon = Daemon::start().await;
     node.install(&daemon);

@@ -33,9 +33,9 @@ const OWN: [&str; 9] = [
     "run/nodedock/pod-resources",
 ];
 
-/// With the umask 0 the directories had mode 0777, and a driver of a local user served as root's.
+/// A umask of 0 gave the directories mode 0777, and a driver of a local user served as root's.
 #[tokio::test]
-async fn with_any_umask_no_other_user_enters_the_directories() {
+async fn directories_are_private_under_any_umask() {
     let root = Root::new();
     let dock = root.path().join("dock");
     let log = root.path().join("log");
@@ -72,7 +72,7 @@ async fn with_any_umask_no_other_user_enters_the_directories() {
 }
 
 #[tokio::test]
-async fn a_directory_that_others_may_write_keeps_the_daemon_from_starting() {
+async fn writable_directory_prevents_the_start() {
     let mut daemon = Daemon::start().await;
     daemon.terminate().await;
     let root = daemon.into_root().await;
@@ -96,7 +96,7 @@ async fn a_directory_that_others_may_write_keeps_the_daemon_from_starting() {
 }
 
 #[tokio::test]
-async fn cdi_files_have_the_mode_of_the_config_and_a_bad_one_names_its_key() {
+async fn cdi_file_mode_follows_config() {
     let daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -132,7 +132,7 @@ async fn cdi_files_have_the_mode_of_the_config_and_a_bad_one_names_its_key() {
 
 /// The daemon ended.
 #[tokio::test]
-async fn occupied_addresses_are_conditions_and_are_retried() {
+async fn occupied_addresses_are_reported_and_retried() {
     let occupied = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let [admin, api] = occupied
         .each_ref()

@@ -96,7 +96,7 @@ async fn with_nodes(numbers: impl Iterator<Item = usize>) -> Daemon {
 }
 
 #[tokio::test]
-async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
+async fn kernel_device_appears_and_disappears() {
     let daemon = with_nodes(LoopDevice::numbers()).await;
     let Some(device) = or_skip("a loop device that comes and goes", LoopDevice::add()) else {
         return;
@@ -128,7 +128,7 @@ async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_made_later_appears_and_vanishes() {
+async fn later_created_node_appears_and_disappears() {
     let number = 900 + std::process::id() % 90;
     let daemon = with_nodes([number as usize].into_iter()).await;
     let node = Node(path(number as usize));

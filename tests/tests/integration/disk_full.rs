@@ -1,4 +1,4 @@
-//! A full disk: nothing new is taken on, nothing that was answered is lost, and space is enough to go on.
+//! A full disk: new claims are refused, answered claims are not lost, and service resumes when there is space.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
@@ -34,9 +34,9 @@ fn one_gpu(index: usize) -> nodedock_proto::node::v1::PreparePodRequest {
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
+async fn full_disk_refuses_new_claims_only() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk", root.mount_state("size=6m")) else {
+    let Some(()) = or_skip("a full disk", root.mounts.state("size=6m")) else {
         return;
     };
     let mut daemon = start_on(root).await;
@@ -133,9 +133,9 @@ async fn a_full_disk_refuses_what_is_new_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn without_room_for_cdi_files_a_claim_is_refused_and_prepared_when_there_is_room() {
+async fn claim_waits_for_cdi_file_space() {
     let mut root = Root::new();
-    let Some(()) = or_skip("a full disk for CDI files", root.mount_cdi("size=256k")) else {
+    let Some(()) = or_skip("a full disk for CDI files", root.mounts.cdi("size=256k")) else {
         return;
     };
     let mut daemon = start_on(root).await;

@@ -1,5 +1,5 @@
-//! A disk that takes no writes any more: what is known is answered, what is new is refused clearly, and the daemon goes on
-//! by itself when writes are possible again.
+//! A disk that becomes read-only: known claims are answered, new ones are refused with a clear error, and the daemon resumes by itself when
+//! writes are possible again.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU};
@@ -50,12 +50,11 @@ async fn healths(daemon: &Daemon) -> [ServingStatus; 2] {
 }
 
 #[tokio::test]
-async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_when_it_is_writable()
- {
+async fn read_only_disk_refuses_new_claims() {
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a disk that turns read-only",
-        root.mount_state_disk(DISK_BYTES),
+        root.mounts.state_disk(DISK_BYTES),
     ) else {
         return;
     };
@@ -129,11 +128,11 @@ async fn a_disk_that_turns_read_only_refuses_what_is_new_and_the_daemon_goes_on_
 }
 
 #[tokio::test]
-async fn a_start_on_a_read_only_disk_is_refused_and_says_which_file() {
+async fn start_on_read_only_disk_fails() {
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a start on a read-only disk",
-        root.mount_state_disk(DISK_BYTES),
+        root.mounts.state_disk(DISK_BYTES),
     ) else {
         return;
     };

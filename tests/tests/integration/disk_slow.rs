@@ -6,11 +6,11 @@ use nodedock_tests::machine::{Frozen, or_skip};
 use nodedock_tests::{Daemon, Options, Root};
 
 #[tokio::test]
-async fn a_frozen_disk_holds_up_what_is_new_and_nothing_else() {
+async fn frozen_disk_delays_only_new_claims() {
     let mut root = Root::new();
     let Some(()) = or_skip(
         "a disk that does not answer",
-        root.mount_state_disk(32 << 20),
+        root.mounts.state_disk(32 << 20),
     ) else {
         return;
     };

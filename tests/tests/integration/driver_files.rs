@@ -7,7 +7,7 @@ use nodedock_tests::{Daemon, Options, Root};
 use crate::with_gpus;
 
 #[tokio::test]
-async fn a_request_right_after_the_start_waits_for_a_driver_that_is_there() {
+async fn early_request_waits_for_its_driver() {
     let root = Root::new();
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     let daemon = Daemon::start_on(root, Options::default()).await;
@@ -17,7 +17,7 @@ async fn a_request_right_after_the_start_waits_for_a_driver_that_is_there() {
 }
 
 #[tokio::test]
-async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
+async fn driver_without_grant_is_blocked() {
     let daemon = Daemon::start().await;
     daemon.copy_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
     let blocked = daemon.until_state(MOCK_GPU_FILE, "blocked").await;
@@ -78,7 +78,7 @@ async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {
 }
 
 #[tokio::test]
-async fn a_grant_that_is_taken_back_counts_though_nothing_else_of_the_new_files_can_be_taken() {
+async fn withdrawn_grant_applies_despite_bad_files() {
     let daemon = with_gpus().await;
     daemon.drop_in(MOCK_GPU_FILE, "hello, I am a text");
     let kept = daemon
@@ -112,7 +112,7 @@ async fn a_grant_that_is_taken_back_counts_though_nothing_else_of_the_new_files_
 }
 
 #[tokio::test]
-async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enough() {
+async fn broken_side_file_names_its_position() {
     let grant = |line: &str| format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{line}\n");
     let cases = [
         (
@@ -155,7 +155,7 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
 }
 
 #[tokio::test]
-async fn of_two_files_with_one_name_the_second_takes_over_when_no_claim_is_left() {
+async fn second_file_takes_over_without_claims() {
     let daemon = with_gpus().await;
     daemon.copy_in("copy.grant.yaml", side_file(MOCK_GPU, "grant"));
     daemon.copy_in("copy.wasm", wasm(MOCK_GPU, Form::Component));
@@ -180,7 +180,7 @@ async fn of_two_files_with_one_name_the_second_takes_over_when_no_claim_is_left(
 }
 
 #[tokio::test]
-async fn a_reload_reads_the_files_again_and_says_what_came_of_it() {
+async fn reload_rereads_files_and_reports_result() {
     let daemon = with_gpus().await;
     daemon
         .cli(&["driver", "reload", MOCK_GPU_NAME])

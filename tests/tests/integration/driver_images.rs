@@ -39,10 +39,10 @@ fn put(directory: &Path, name: &str, bytes: impl AsRef<[u8]>) {
 }
 
 #[tokio::test]
-async fn the_grant_is_the_operators_and_what_an_image_grants_itself_counts_nothing() {
+async fn grant_of_image_has_no_effect() {
     let root = Root::new();
     let directory = image(&root, "gpu");
-    // Whatever its file is called, it is known by the name in the config.
+    // The driver is known by the name in the config, regardless of its file's name.
     put(&directory, "driver.wasm", wasm(MOCK_GPU, Form::Core));
     for name in ["gpu", "driver"] {
         put(
@@ -87,7 +87,7 @@ async fn the_grant_is_the_operators_and_what_an_image_grants_itself_counts_nothi
 }
 
 #[tokio::test]
-async fn grants_of_a_mounted_config_map_are_read_again_when_its_link_changes() {
+async fn config_map_grants_reload_on_change() {
     let root = Root::new();
     put(
         &image(&root, "gpu"),
@@ -120,7 +120,7 @@ async fn grants_of_a_mounted_config_map_are_read_again_when_its_link_changes() {
 }
 
 #[tokio::test]
-async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_notices() {
+async fn image_without_one_driver_fails_alone() {
     let root = Root::new();
     let bytes = wasm(MOCK_GPU, Form::Core);
     for name in [
@@ -221,7 +221,7 @@ async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_n
 }
 
 #[tokio::test]
-async fn an_image_that_changes_is_loaded_again_and_one_that_breaks_goes_on_serving() {
+async fn broken_image_change_keeps_old_serving() {
     let root = Root::new();
     let directory = image(&root, "gpu");
     let bytes = wasm(MOCK_GPU, Form::Core);
@@ -238,7 +238,7 @@ async fn an_image_that_changes_is_loaded_again_and_one_that_breaks_goes_on_servi
     assert_parts(
         &broken.reason,
         &[
-            "goes on serving",
+            "continues to serve",
             "driver image gpu",
             "mock-gpu.wasm and second.wasm",
         ],
@@ -270,7 +270,7 @@ async fn an_image_that_changes_is_loaded_again_and_one_that_breaks_goes_on_servi
 }
 
 #[tokio::test]
-async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_reported() {
+async fn image_takes_precedence_over_equal_file() {
     let root = Root::new();
     let (of_image, of_file) = (wasm(MOCK_GPU, Form::Component), wasm(MOCK_GPU, Form::Core));
     put(&image(&root, MOCK_GPU), MOCK_GPU_FILE, &of_image);
@@ -338,9 +338,9 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     );
 }
 
-/// As a DaemonSet updates its pods: the new one has another image and the same directories of the node.
+/// An update as a DaemonSet does it: the new pod has another image and the same directories of the node.
 #[tokio::test]
-async fn an_update_to_another_image_keeps_the_claims_and_the_old_instance_does_not_load_it() {
+async fn image_update_keeps_claims_without_reload() {
     let root = Root::new();
     let (old_bytes, new_bytes) = (wasm(MOCK_GPU, Form::Core), wasm(MOCK_GPU, Form::Component));
     put(&image(&root, "old"), MOCK_GPU_FILE, &old_bytes);

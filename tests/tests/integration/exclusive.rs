@@ -1,4 +1,4 @@
-//! Who may hold a device beside whom.
+//! Sharing and exclusion of devices between claims.
 
 use nodedock_tests::compose::{gpu_claim, pod, request, with_parameters};
 use nodedock_tests::{Daemon, Options, own_pool};
@@ -8,7 +8,7 @@ const TIME_SLICING: &str = r#"{"sharing": {"strategy": "TimeSlicing"}}"#;
 const EXCLUSIVE: &str = r#"{"sharing": {"strategy": "Exclusive"}}"#;
 
 #[tokio::test]
-async fn a_shared_device_serves_several_claims_that_agree_on_how() {
+async fn shared_device_serves_agreeing_claims() {
     let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     for name in ["a", "b", "c"] {
         let claim = with_parameters(gpu_claim(name, &["shared/gpu-4"]), TIME_SLICING);
@@ -37,7 +37,7 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
 }
 
 #[tokio::test]
-async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
+async fn whole_device_excludes_its_parts() {
     let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     let devices = daemon.devices().await;
     let parts: Vec<_> = devices

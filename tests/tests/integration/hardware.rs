@@ -77,7 +77,7 @@ const OWN: [&str; 2] = ["amdgpu", "snd_hda_intel"];
 const VFIO: [&str; 2] = ["vfio-pci", "vfio-pci"];
 
 #[tokio::test]
-async fn a_group_is_bound_while_a_claim_uses_it() {
+async fn group_is_bound_while_claimed() {
     let scene = Scene::start().await;
     assert!(
         scene.daemon.node().await.recorded_hardware,
@@ -109,7 +109,7 @@ async fn a_group_is_bound_while_a_claim_uses_it() {
 }
 
 #[tokio::test]
-async fn a_function_that_the_node_uses_keeps_its_kernel_driver() {
+async fn function_in_use_keeps_kernel_driver() {
     let scene = Scene::start_with(|machine| {
         machine.value(AUDIO, "boot_vga", "1");
     })
@@ -128,7 +128,7 @@ async fn a_function_that_the_node_uses_keeps_its_kernel_driver() {
 }
 
 #[tokio::test]
-async fn a_bind_that_fails_in_the_middle_of_a_group_is_undone() {
+async fn failed_group_bind_is_rolled_back() {
     let scene = Scene::start().await;
     // The kernel takes the first function, and the second has no file for the override.
     std::fs::remove_file(scene.function(AUDIO).join("driver_override")).unwrap();
@@ -138,7 +138,7 @@ async fn a_bind_that_fails_in_the_middle_of_a_group_is_undone() {
 }
 
 #[tokio::test]
-async fn bindings_outlive_a_crash_and_are_restored_when_an_operator_releases_the_claim() {
+async fn bindings_survive_crash_until_released() {
     let mut scene = Scene::start().await;
     scene.daemon.prepared(of_group("one")).await;
     scene.daemon.crash().await;
@@ -165,7 +165,7 @@ async fn bindings_outlive_a_crash_and_are_restored_when_an_operator_releases_the
 }
 
 #[tokio::test]
-async fn a_daemon_runs_on_what_node_snapshot_recorded() {
+async fn daemon_runs_on_a_recorded_snapshot() {
     let root = Root::new();
     let machine = machine(&root);
     machine.value(NIC, "serial_number", "A50285BI");
@@ -192,7 +192,7 @@ async fn a_daemon_runs_on_what_node_snapshot_recorded() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_none_ends_the_start_with_a_sentence() {
+async fn invalid_snapshot_stops_the_start() {
     let root = Root::new();
     let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);
     let output = root
@@ -235,7 +235,7 @@ fn of_vf(name: &str, vf: &str) -> v1::PreparePodRequest {
 }
 
 #[tokio::test]
-async fn virtual_functions_are_there_while_a_claim_uses_one() {
+async fn virtual_functions_exist_while_claimed() {
     let scene = card("8").await;
     let count = || {
         std::fs::read_to_string(scene.function(PF).join("sriov_numvfs"))
@@ -265,7 +265,7 @@ async fn virtual_functions_are_there_while_a_claim_uses_one() {
 }
 
 #[tokio::test]
-async fn virtual_functions_that_the_kernel_does_not_make_are_a_refusal() {
+async fn missing_virtual_functions_refuse_the_claim() {
     let scene = card("8").await;
     // The card has fewer of them since the driver looked.
     std::fs::write(scene.function(PF).join("sriov_totalvfs"), "2\n").unwrap();
@@ -305,7 +305,7 @@ const EVERY_DRIVER: [(&str, &str, &str); 5] = [
 const PREPARED_MAX: usize = 3;
 
 #[tokio::test]
-async fn every_driver_serves_on_every_recorded_machine() {
+async fn every_driver_serves_every_recorded_machine() {
     let archives = match archives() {
         Ok(archives) => archives,
         Err(why) => return skip("drivers on recorded machines", &why),

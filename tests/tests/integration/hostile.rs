@@ -95,7 +95,7 @@ async fn until_all_are_refused(daemon: &Daemon, hostile: &[Hostile]) {
 }
 
 #[tokio::test]
-async fn hostile_drivers_are_reported_while_good_claims_go_on() {
+async fn hostile_drivers_do_not_disturb_others() {
     let mut daemon = with_gpus().await;
     let hostile = hostile();
     for (name, bytes, _) in &hostile {

@@ -18,7 +18,7 @@ use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::{Daemon, Options};
 
-/// What a device plugin has is in no slice: otherwise the device manager and the scheduler could allocate one device twice.
+/// Devices of a device plugin are in no slice: otherwise the device manager and the scheduler could allocate one device twice.
 const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
 
 /// A node whose kubelet runs; its slices are deleted where a kubelet deletes them.

@@ -74,7 +74,7 @@ async fn devices(root: &Root, name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_claim_gets_devices_by_its_selector_and_keeps_them_over_crashes_until_it_is_deleted() {
+async fn selected_devices_stay_until_claim_deletion() {
     let mut daemon = machine().await;
     let selector = r#"{deviceClassName: gpu, selectors: [{cel: {expression: 'device.attributes["mock-gpu.nodedock.dev"].index == 2'}}]}"#;
     let request = r#"{deviceClassName: gpu, allocationMode: ExactCount, count: 2}"#;
@@ -122,7 +122,7 @@ async fn uid(root: &Root, name: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn a_claim_that_cannot_have_devices_says_for_each_one_why_and_gets_them_when_it_can() {
+async fn pending_claim_explains_each_device() {
     let daemon = machine().await;
     let all = r#"{deviceClassName: gpu, allocationMode: ExactCount, count: 4}"#;
     assert_eq!(create(&daemon, "all", all).await.len(), 4);
@@ -175,7 +175,7 @@ async fn a_claim_that_cannot_have_devices_says_for_each_one_why_and_gets_them_wh
 }
 
 #[tokio::test]
-async fn a_file_makes_changes_shows_and_deletes_all_that_it_names() {
+async fn file_commands_handle_all_named_objects() {
     let daemon = machine().await;
     let template = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: one-gpu}\nspec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}}\n";
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: main, image: none}], resourceClaims: [{name: gpu, resourceClaimName: one}]}\n";
@@ -270,7 +270,7 @@ async fn a_file_makes_changes_shows_and_deletes_all_that_it_names() {
 }
 
 #[tokio::test]
-async fn a_pod_of_a_template_has_a_claim_of_its_own_that_ends_with_it() {
+async fn pod_template_claim_ends_with_pod() {
     let daemon = machine().await;
     let text = r#"
 apiVersion: resource.k8s.io/v1
@@ -303,7 +303,7 @@ spec:
 }
 
 #[tokio::test]
-async fn slices_are_those_of_the_drivers_and_an_api_that_is_off_says_so() {
+async fn slices_match_drivers_if_api_enabled() {
     let daemon = machine().await;
     daemon
         .cli(&["get", "slices"])
@@ -347,7 +347,7 @@ fn slice(driver: &str, devices: usize) -> String {
 }
 
 #[tokio::test]
-async fn what_is_malformed_is_refused_with_its_place() {
+async fn malformed_input_is_refused_with_position() {
     let daemon = machine().await;
     for (object, parts) in [
         (
@@ -410,7 +410,7 @@ async fn what_is_malformed_is_refused_with_its_place() {
 }
 
 #[tokio::test]
-async fn kubectl_s_address_is_loopback_with_a_token_that_a_restart_keeps() {
+async fn kubectl_token_survives_a_restart() {
     let open = ["run", "--local-api", "--local-api-listen", "0.0.0.0:80"];
     Root::new()
         .run_node_program(&open)

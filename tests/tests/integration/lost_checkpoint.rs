@@ -6,7 +6,7 @@ use nodedock_tests::drivers::MOCK_GPU_FILE;
 use crate::with_gpus;
 
 #[tokio::test]
-async fn claims_are_restored_from_their_cdi_files_and_can_be_unprepared() {
+async fn claims_are_restored_from_cdi_files() {
     let mut daemon = with_gpus().await;
     let (one, two) = (pod("one"), pod("two"));
     let shared = gpu_claim("a", &["gpus/gpu-0"]);
@@ -77,7 +77,7 @@ async fn claims_are_restored_from_their_cdi_files_and_can_be_unprepared() {
 }
 
 #[tokio::test]
-async fn a_missing_checkpoint_is_reported_where_cdi_files_name_claims() {
+async fn missing_checkpoint_beside_claims_is_reported() {
     let mut daemon = with_gpus().await;
     assert_eq!(
         daemon.node().await.conditions,

@@ -81,7 +81,7 @@ async fn prepare(daemon: &Daemon, file: &str) -> Output {
 }
 
 #[tokio::test]
-async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
+async fn composed_pod_gets_and_frees_device() {
     for form in FORMS {
         let daemon = Daemon::start().await;
         daemon.install(MOCK_GPU, form);
@@ -169,7 +169,7 @@ async fn a_composed_pod_gets_its_device_and_gives_it_back_in_either_form() {
 }
 
 #[tokio::test]
-async fn a_manifest_gives_each_container_the_devices_of_its_requests() {
+async fn manifest_gives_containers_requested_devices() {
     let daemon = with_gpus().await;
     let file = daemon.write("pod.yaml", MANIFEST);
     let file = file.to_str().unwrap();
@@ -218,7 +218,7 @@ async fn a_manifest_gives_each_container_the_devices_of_its_requests() {
 }
 
 #[tokio::test]
-async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
+async fn pod_has_devices_of_two_drivers() {
     let daemon = Daemon::start().await;
     daemon.install(MOCK_GPU, Form::Component);
     // A tiny pool of a node that every machine has would do, but the driver offers useful nodes only.
@@ -260,7 +260,7 @@ async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
 }
 
 #[tokio::test]
-async fn a_pod_is_given_the_claim_of_its_group_and_not_that_of_another() {
+async fn pod_gets_only_its_group_claim() {
     let daemon = Daemon::start().await;
     daemon.install(MOCK_GPU, Form::Core);
     daemon.until_serving(MOCK_GPU_FILE).await;

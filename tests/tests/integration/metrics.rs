@@ -1,4 +1,4 @@
-//! What the daemon measures, and whether it lives and is ready, by HTTP on the admin socket.
+//! The daemon's metrics, liveness and readiness, by HTTP on the admin socket.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -22,7 +22,7 @@ fn of_driver(found: &Exposition, name: &str, labels: &[(&str, &str)]) -> Option<
 }
 
 #[tokio::test]
-async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
+async fn metrics_match_page_and_activity() {
     let daemon = with_gpus().await;
     let gpu = gpu_claim("a", &["gpus/gpu-0"]);
     daemon.prepared(request(&pod("one"), &[&gpu])).await;
@@ -119,7 +119,7 @@ async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
 }
 
 #[tokio::test]
-async fn claims_in_use_are_counted_by_driver_from_the_first_to_the_last() {
+async fn claims_in_use_are_counted() {
     let mut daemon = with_gpus().await;
     let in_use = |found: &Exposition, driver| {
         found.value("dra_resource_claims_in_use", &[("driver_name", driver)])
@@ -208,7 +208,7 @@ async fn plugins_are_counted_by_state() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_gone_has_no_metrics() {
+async fn removed_driver_has_no_metrics() {
     let daemon = with_gpus().await;
     assert!(
         !daemon
@@ -226,7 +226,7 @@ async fn a_driver_that_is_gone_has_no_metrics() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_rendered_again_is_counted() {
+async fn rendered_file_is_counted() {
     let daemon = with_gpus().await;
     let gpu = gpu_claim("a", &["gpus/gpu-0"]);
     daemon.prepared(request(&pod("one"), &[&gpu])).await;
@@ -245,7 +245,7 @@ async fn a_file_that_is_rendered_again_is_counted() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_serves_lives_and_is_ready_and_other_requests_are_refused() {
+async fn only_health_and_metrics_are_served() {
     let daemon = with_gpus().await;
     let socket = daemon.path().join("run/nodedock/admin.sock");
     assert_eq!(
@@ -279,7 +279,7 @@ async fn a_daemon_that_serves_lives_and_is_ready_and_other_requests_are_refused(
 }
 
 #[tokio::test]
-async fn an_address_is_listened_on_if_the_config_says_so() {
+async fn configured_address_is_listened_on() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     let config = format!("admin: {{listen: \"{address}\"}}\n");

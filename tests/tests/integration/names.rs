@@ -1,4 +1,5 @@
-//! Names of drivers belong to sources: a file that describes the name of another is called for nothing else, whatever is loaded first.
+//! Names of drivers belong to sources: a file that describes another driver's name is not called for anything else, in any order of
+//! loading.
 
 use native_null::{Options as PluginOptions, Plugin, Script};
 use nodedock_proto::node::v1;
@@ -10,7 +11,7 @@ use nodedock_tests::{Daemon, Options, Root};
 
 use crate::with_gpus;
 
-/// Before the owner in the order of the directory, and smaller: compiled first.
+/// A file before the owner in the order of the directory, and smaller: compiled first.
 const SQUATTER: &str = "aaa.wasm";
 const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [MOCK_GPU_*]\n";
 const NAMING_GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n\
@@ -61,7 +62,7 @@ fn put_squatter(root: &Root, grant: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_squatter_is_refused_at_every_restart() {
+async fn squatter_is_refused_at_every_restart() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -80,7 +81,7 @@ async fn a_squatter_is_refused_at_every_restart() {
 }
 
 #[tokio::test]
-async fn a_squatter_without_a_grant_is_refused_without_claims_too() {
+async fn squatter_is_refused_without_claims() {
     let mut daemon = with_gpus().await;
     put_squatter(&daemon, None);
     for _ in 0..3 {
@@ -103,7 +104,7 @@ async fn a_squatter_without_a_grant_is_refused_without_claims_too() {
 
 /// The file of the owner came back, and its claims had been asked of the squatter.
 #[tokio::test]
-async fn claims_hold_a_name_while_its_file_is_away() {
+async fn claims_reserve_name_without_its_file() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -124,7 +125,7 @@ async fn claims_hold_a_name_while_its_file_is_away() {
 }
 
 #[tokio::test]
-async fn a_name_without_source_and_claims_is_free() {
+async fn unused_name_is_free() {
     let daemon = with_gpus().await;
     put_squatter(&daemon, Some(GRANT));
     daemon.until_failed(SQUATTER, &["mock-gpu.wasm"]).await;
@@ -139,7 +140,7 @@ async fn a_name_without_source_and_claims_is_free() {
 }
 
 #[tokio::test]
-async fn an_operator_moves_a_name_with_its_claims() {
+async fn operator_moves_name_with_claims() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -180,7 +181,7 @@ async fn an_operator_moves_a_name_with_its_claims() {
 }
 
 #[tokio::test]
-async fn a_grant_with_the_name_moves_it() {
+async fn grant_with_the_name_moves_it() {
     let mut daemon = with_gpus().await;
     put_squatter(&daemon, Some(NAMING_GRANT));
     daemon.until_serving(SQUATTER).await;
@@ -201,7 +202,7 @@ async fn a_grant_with_the_name_moves_it() {
 }
 
 #[tokio::test]
-async fn a_grant_for_another_driver_keeps_a_file_out() {
+async fn grant_for_another_driver_blocks_file() {
     let root = Root::new();
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     root.drop_in(
@@ -221,7 +222,7 @@ async fn a_grant_for_another_driver_keeps_a_file_out() {
 
 /// The first start with names: claims were prepared by a file, and another is read first.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_claims_of_an_older_release_say_whose_a_name_is() {
+async fn older_release_claims_decide_the_name() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -268,7 +269,7 @@ fn forget_names(root: &Root) {
 }
 
 #[tokio::test]
-async fn a_lost_checkpoint_gives_a_name_to_no_squatter() {
+async fn lost_checkpoint_gives_squatter_no_name() {
     let mut daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -287,7 +288,7 @@ async fn a_lost_checkpoint_gives_a_name_to_no_squatter() {
 }
 
 #[tokio::test]
-async fn a_native_plugin_and_a_file_keep_their_names_from_each_other() {
+async fn plugin_and_file_keep_their_names() {
     let daemon = with_gpus().await;
     let (registry, plugins) = (
         daemon.state().join("plugins_registry"),

@@ -1,8 +1,10 @@
-//! One piece of hardware is in one claim, by whatever drivers and nodes containers would get it.
+//! One piece of hardware is in one claim, regardless of the drivers and nodes through which containers would get it.
 
 use std::collections::BTreeMap;
 
-use native_device_plugin::{Answer, Device, Options as PluginOptions, Plugin, Script, api};
+use native_device_plugin::{
+    Device, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
+};
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
@@ -107,7 +109,7 @@ async fn create(daemon: &Daemon, name: &str, text: &str) -> Output {
 }
 
 #[tokio::test]
-async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_either_order() {
+async fn claimed_node_is_refused_to_others() {
     let daemon = start(Options::default()).await;
     let function = format!("{PCI}/display/0000-01-00-0");
     let bound = format!("{VFIO}/gpu/0000-01-00-0");
@@ -140,7 +142,7 @@ async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_eithe
 }
 
 #[tokio::test]
-async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
+async fn unrelated_nodes_are_given_beside_claim() {
     let daemon = start(Options::default()).await;
     for (name, device) in [
         ("bound", format!("{VFIO}/gpu/0000-01-00-0")),
@@ -159,7 +161,7 @@ async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
 }
 
 #[tokio::test]
-async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
+async fn allocator_offers_only_preparable_devices() {
     let daemon = start(Options::default().flag("--local-api")).await;
     create(&daemon, "classes", CLASSES).await.done();
     create(&daemon, "whole", &claim_of("whole", "display"))
@@ -188,7 +190,7 @@ async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
 
 /// `prepare --device` takes what it names, also if a claim was given it and has not been prepared yet.
 #[tokio::test]
-async fn a_claim_whose_device_was_taken_before_its_prepare_gets_another_in_that_prepare() {
+async fn taken_device_is_replaced_in_prepare() {
     let daemon = start(Options::default().flag("--local-api")).await;
     create(&daemon, "classes", CLASSES).await.done();
     create(&daemon, "node", &claim_of("node", "card"))
@@ -217,7 +219,7 @@ async fn with_cards(daemon: &Daemon) -> Plugin {
             permissions: "rw".to_owned(),
         };
         let devices = ids.iter().map(node).collect();
-        Answer::container(api::ContainerAllocateResponse {
+        ScriptedOutcome::container(api::ContainerAllocateResponse {
             devices,
             ..Default::default()
         })
@@ -246,7 +248,7 @@ fn limited(name: &str) -> v1::PreparePodRequest {
 }
 
 #[tokio::test]
-async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_claimed() {
+async fn device_plugin_gives_no_claimed_node() {
     let mut daemon = start(Options::default()).await;
     let _plugin = with_cards(&daemon).await;
     let functions = [0, 1].map(|n| format!("{PCI}/display/0000-0{}-00-0", n + 1));
@@ -286,7 +288,7 @@ async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_cl
     daemon.prepared(thief).await;
 }
 
-/// Which of the two functions is behind a device.
+/// Returns the index of the function behind a device.
 fn function_of(device: &str) -> usize {
     let of = |ends: [&str; 2]| ends.iter().position(|end| device.ends_with(end));
     let found = of(["01-00-0", "02-00-0"])
@@ -298,7 +300,7 @@ fn function_of(device: &str) -> usize {
 
 /// Pods of every kind come and go in a generated order while the daemon crashes.
 #[tokio::test]
-async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
+async fn mixed_drivers_never_share_hardware() {
     const PODS: usize = 5;
     for seed in 1..=3_u64 {
         let (mut numbers, mut daemon) =

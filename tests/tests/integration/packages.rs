@@ -49,7 +49,7 @@ async fn package(root: &Root, name: &str) -> (PathBuf, String) {
 }
 
 #[tokio::test]
-async fn the_same_driver_is_the_same_image_and_its_digest_is_printed() {
+async fn packages_are_reproducible_with_printed_digest() {
     let root = Root::new();
     let (first, digest) = package(&root, "first").await;
     let index = std::fs::read(first.join("index.json")).unwrap();
@@ -67,7 +67,7 @@ async fn the_same_driver_is_the_same_image_and_its_digest_is_printed() {
 }
 
 #[tokio::test]
-async fn what_is_no_driver_or_does_not_belong_to_it_is_not_packaged() {
+async fn unrelated_files_are_not_packaged() {
     let root = Root::new();
     let driver = root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
     let driver = text(&driver);
@@ -117,7 +117,7 @@ async fn what_is_no_driver_or_does_not_belong_to_it_is_not_packaged() {
 }
 
 #[tokio::test]
-async fn skopeo_reads_the_image_and_copies_it_without_another_digest() {
+async fn skopeo_copies_image_with_same_digest() {
     let found = program("skopeo").ok_or_else(|| "skopeo is not installed".to_owned());
     let Some(skopeo) = or_skip("a packaged driver as skopeo reads it", found) else {
         return;
@@ -162,9 +162,9 @@ async fn skopeo_reads_the_image_and_copies_it_without_another_digest() {
     assert_eq!(index["manifests"][0]["digest"], digest);
 }
 
-/// What a container runtime unpacks is a driver image for the daemon.
+/// An image that a container runtime unpacks is a driver image for the daemon.
 #[tokio::test]
-async fn a_container_runtime_unpacks_an_image_that_the_daemon_serves() {
+async fn runtime_unpacks_image_served_by_daemon() {
     let found = match program("podman") {
         Some(podman) if is_root() => Ok(podman),
         Some(_) => Err("podman needs root to mount an image".to_owned()),

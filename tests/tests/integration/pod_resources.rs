@@ -49,7 +49,7 @@ fn devices(pod: &PodResources) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn pods_are_listed_with_their_claims_also_after_a_crash_and_a_restart() {
+async fn pods_are_listed_after_crash() {
     let mut daemon = with_gpus().await;
     assert!(list(&daemon).await.is_empty());
     daemon
@@ -97,7 +97,7 @@ async fn pods_are_listed_with_their_claims_also_after_a_crash_and_a_restart() {
 }
 
 #[tokio::test]
-async fn old_agents_are_answered_and_claims_are_no_extended_resources() {
+async fn old_agents_see_no_claims() {
     let daemon = with_gpus().await;
     daemon
         .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
@@ -127,7 +127,7 @@ async fn old_agents_are_answered_and_claims_are_no_extended_resources() {
 }
 
 #[tokio::test]
-async fn the_socket_is_for_one_user_and_a_stale_one_is_replaced() {
+async fn stale_socket_is_replaced_and_private() {
     let mut daemon = with_gpus().await;
     let path = daemon.pod_resources();
     for _ in 0..2 {
@@ -144,7 +144,7 @@ async fn the_socket_is_for_one_user_and_a_stale_one_is_replaced() {
 }
 
 #[tokio::test]
-async fn more_calls_than_the_limit_are_refused() {
+async fn calls_beyond_the_limit_are_refused() {
     let daemon = with_gpus().await;
     let calls = (0..200).map(|_| {
         let mut client = client(&daemon);

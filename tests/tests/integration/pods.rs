@@ -20,7 +20,7 @@ fn start(pod: &v1::ObjectRef, container: &str) -> v1::StartContainerRequest {
 }
 
 #[tokio::test]
-async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_crash() {
+async fn each_container_start_gets_pod_answer() {
     let (mut daemon, one) = (with_gpus().await, pod("one"));
     let might = async |daemon: &Daemon| {
         let request = v1::PodMightNeedUnprepareRequest {
@@ -74,7 +74,7 @@ async fn each_start_of_a_container_gives_what_the_pod_was_answered_also_after_a_
 }
 
 #[tokio::test]
-async fn a_node_without_extended_resources_says_so() {
+async fn node_without_extended_resources_says_so() {
     let daemon = with_gpus().await;
     assert_eq!(
         daemon.cli(&["get", "resources"]).await.done(),
@@ -125,7 +125,7 @@ async fn a_node_without_extended_resources_says_so() {
 }
 
 #[tokio::test]
-async fn the_command_line_announces_the_start_of_each_container() {
+async fn command_line_announces_container_starts() {
     let daemon = Daemon::with_gpus(Options::default().env("NODEDOCK_LOG", "debug")).await;
     let device = format!("{MOCK_GPU_NAME}/gpus/gpu-0");
     assert!(!daemon.log().contains("StartContainer"));

@@ -3,7 +3,7 @@
 use nodedock_tests::Daemon;
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, script, with_unprepare};
-use scripted::Word;
+use scripted::Command;
 
 const UNPREPARED: &str = "claim unprepared by the version that prepared it";
 
@@ -28,12 +28,12 @@ async fn unprepared(daemon: &Daemon, name: &str) {
 }
 
 #[tokio::test]
-async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
+async fn refusal_or_trap_uses_previous_version() {
     let (daemon, old) = with_claim("device-0").await;
     prepare(&daemon, "device-1").await;
-    let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
+    let refuses = with_unprepare(script(2), &["device-0"], Command::RefusePermanent);
     let new = daemon
-        .swap("v2", &with_unprepare(refuses, &["device-1"], Word::Die))
+        .swap("v2", &with_unprepare(refuses, &["device-1"], Command::Die))
         .await;
     daemon.until_kept(&[&old, &new]).await;
     unprepared(&daemon, "device-0").await;
@@ -47,13 +47,12 @@ async fn a_refusal_and_a_trap_lead_to_the_version_that_prepared_the_claim() {
 }
 
 #[tokio::test]
-async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_version_that_unprepares_it()
- {
+async fn damaged_previous_version_is_reported() {
     let (daemon, old) = with_claim("device-0").await;
     let code = daemon
         .kept_drivers()
         .join(format!("{}.wasm", old.trim_start_matches("sha256:")));
-    let refuses = with_unprepare(script(2), &["device-0"], Word::RefusePermanent);
+    let refuses = with_unprepare(script(2), &["device-0"], Command::RefusePermanent);
     daemon.swap("v2", &refuses).await;
     std::fs::write(&code, "not what it was").unwrap();
     let kept = daemon
@@ -84,7 +83,7 @@ async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_vers
     daemon
         .swap(
             "v3",
-            &with_unprepare(script(3), &["device-0"], Word::RefusePermanent),
+            &with_unprepare(script(3), &["device-0"], Command::RefusePermanent),
         )
         .await;
     let code = |claims: &[nodedock_proto::node::v1::ClaimStatus]| {
@@ -106,7 +105,7 @@ async fn code_that_is_damaged_or_gone_is_reported_and_the_claim_waits_for_a_vers
 }
 
 #[tokio::test]
-async fn what_no_claim_needs_is_cleared_away_at_the_start() {
+async fn unneeded_previous_versions_are_removed() {
     let (mut daemon, old) = with_claim("device-0").await;
     daemon.kill9().await;
     let stray = format!("{:064x}", 7);

@@ -1,30 +1,32 @@
-//! A driver that fails again and again is left alone: what is said, what stands meanwhile, and how it comes back.
+//! A driver that fails repeatedly is quarantined: the reports, the claims that stay prepared, and the end of the quarantine.
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE};
 use nodedock_tests::versions::{FILE, claim};
 use nodedock_tests::{Daemon, Options, Root};
-use scripted::{POOL, Script, Word};
+use scripted::{Command, POOL, Script};
 use serde_json::json;
 
-/// Little enough that a driver which goes on for ever is stopped soon.
+/// Small limits, so that a driver in an endless loop is stopped soon.
 const GRANT: &str = "apiVersion: nodedock.dev/v1
 kind: DriverGrant
 env: [SCRIPTED_*]
 sysfsWrite: [{glob: class/scripted/value, pattern: '[0-9]'}]
 limits: {cpuMs: 50, memoryMiB: 16}
 ";
-/// Failures after which a driver is left alone.
+/// Number of failures after which a driver is quarantined.
 const FAILURES: usize = 5;
 const QUARANTINED: &str = "driver-quarantined";
 /// Bad claims are from here on.
 const BAD: usize = 10;
 
-/// `word` is for the claims from `BAD` on. Unless it is `mended`, no look succeeds while the first claim is held, so that none ends a
+/// `command` is for the claims from `BAD` on. Unless it is `mended`, no look succeeds while the first claim is held, so that none ends a
 /// quarantine.
-fn script(word: Word, mended: bool) -> Script {
-    let bad = (BAD..32).map(|n| (format!("device-{n}"), word)).collect();
+fn script(command: Command, mended: bool) -> Script {
+    let bad = (BAD..32)
+        .map(|n| (format!("device-{n}"), command))
+        .collect();
     let blinded_by = (!mended).then(|| "claim-device-0".to_owned());
     let generation = u32::from(mended);
     Script {
@@ -36,9 +38,9 @@ fn script(word: Word, mended: bool) -> Script {
     }
 }
 
-async fn with_driver(word: Word) -> Daemon {
+async fn with_driver(command: Command) -> Daemon {
     let root = Root::new();
-    root.install_scripted(&script(word, false));
+    root.install_scripted(&script(command, false));
     root.drop_in("scripted.grant.yaml", GRANT);
     let daemon = Daemon::start_on(root, Options::default()).await;
     daemon.until_serving(FILE).await;
@@ -51,7 +53,7 @@ fn ask(n: usize) -> v1::PreparePodRequest {
     request(&pod(&name), &[&claim(&name)])
 }
 
-/// Bad claims are asked for, from one on, until the driver is left alone.
+/// Prepares bad claims, from one on, until the driver is quarantined.
 async fn into_quarantine(daemon: &Daemon, first: usize, codes: &[&str]) {
     for n in first..first + FAILURES {
         let problem = daemon.refused(ask(n)).await;
@@ -61,8 +63,8 @@ async fn into_quarantine(daemon: &Daemon, first: usize, codes: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_is_prepared_stands_and_an_operator_ends_it() {
-    let daemon = with_driver(Word::Die).await;
+async fn quarantine_keeps_claims_until_operator_resumes() {
+    let daemon = with_driver(Command::Die).await;
     daemon.install(MOCK_GPU, Form::Core);
     let answer = daemon.prepared(ask(0)).await;
     daemon.prepared(ask(1)).await;
@@ -129,8 +131,8 @@ async fn what_is_prepared_stands_and_an_operator_ends_it() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_well_again_comes_back_by_itself() {
-    let daemon = with_driver(Word::Spin).await;
+async fn quarantine_ends_when_polls_succeed() {
+    let daemon = with_driver(Command::Spin).await;
     into_quarantine(&daemon, BAD, &["driver-cpu-limit"]).await;
     // Its poller tries it when the quarantine is over, and every poll succeeds.
     let back = daemon.until_serving(FILE).await;
@@ -144,8 +146,8 @@ async fn a_driver_that_is_well_again_comes_back_by_itself() {
 }
 
 #[tokio::test]
-async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_beginning() {
-    let daemon = with_driver(Word::Grow).await;
+async fn new_config_ends_the_quarantine() {
+    let daemon = with_driver(Command::Grow).await;
     daemon.prepared(ask(0)).await;
     into_quarantine(&daemon, BAD, &["driver-memory-limit"]).await;
     assert_eq!(
@@ -153,7 +155,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_a_new_config_is_a_new_begin
         "refused"
     );
 
-    daemon.drop_in_script(&script(Word::Flood, true));
+    daemon.drop_in_script(&script(Command::Flood, true));
     daemon.until_device(POOL, "generation-1", true).await;
     daemon.until_conditions(&[]).await;
     assert_eq!(daemon.until_serving(FILE).await.reason, "");

@@ -1,4 +1,4 @@
-//! After a reboot what lived in the kernel is gone: a claim is prepared once more when its pod comes back.
+//! The state of the kernel is lost in a reboot: a claim is prepared again when its pod comes back.
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{gpu_claim, pod, request};
@@ -27,7 +27,7 @@ async fn reboot(daemon: Daemon, id: &str) -> Daemon {
 }
 
 #[tokio::test]
-async fn a_claim_of_an_earlier_boot_is_stale_until_its_pod_prepares_it_once_more() {
+async fn claim_is_stale_after_reboot() {
     let daemon = Daemon::with_gpus(boot("boot-1")).await;
     let request = request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
     let answer = daemon.prepared(request.clone()).await;

@@ -19,7 +19,7 @@ async fn used(options: Options) -> Daemon {
 }
 
 #[tokio::test]
-async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_daemon() {
+async fn recorded_driver_replays_without_daemon() {
     use std::os::unix::fs::PermissionsExt;
     let mut daemon = used(Options::default().config(CONFIG)).await;
     let directory = daemon.state().join("recordings").join(MOCK_GPU_NAME);
@@ -90,7 +90,7 @@ async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_dae
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_recording_is_refused_in_one_sentence() {
+async fn invalid_recording_is_refused() {
     let root = Root::new();
     let file = root.write("x", "something else");
     let refused = root
@@ -104,7 +104,7 @@ async fn a_file_that_is_no_recording_is_refused_in_one_sentence() {
 }
 
 #[tokio::test]
-async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leaves_nothing() {
+async fn unnamed_driver_is_recorded_temporarily() {
     let daemon = Daemon::with_gpus(Options::default()).await;
     let file = daemon.path().join("x");
     let path = file.to_str().unwrap();
@@ -163,7 +163,7 @@ async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leav
 }
 
 #[tokio::test]
-async fn a_recording_without_calls_is_not_written() {
+async fn recording_without_calls_is_not_written() {
     // The config names a driver that may come later.
     let daemon =
         Daemon::start_with(Options::default().config("recording: {drivers: [late.example.com]}\n"))
@@ -184,7 +184,7 @@ async fn a_recording_without_calls_is_not_written() {
 
 /// Less than 100 KB that are lists in lists without compression, of which each takes 32 bytes when it is a value: 600 MB.
 #[tokio::test]
-async fn a_small_recording_that_expands_takes_bounded_memory() {
+async fn expanding_recording_needs_bounded_memory() {
     use nodedock_core::recording::file::{self, FORMAT, Header};
     use nodedock_core::recording::{Kind, Line, Raw, Revision};
     const KIB_MAX: &str = "393216";

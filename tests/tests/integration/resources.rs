@@ -167,7 +167,7 @@ fn ids(answer: &v1::PreparePodResponse, container: &str, resource: &str) -> Vec<
         .clone()
 }
 
-/// What an unprepare came to, by container and resource.
+/// Returns the result of an unprepare, by container and resource.
 async fn freed(daemon: &Daemon, name: &str) -> Vec<(String, String, String)> {
     let answer = daemon.unprepare_pod(&pod(name)).await;
     answer

@@ -1,4 +1,4 @@
-//! Virtual nodes at an API server that stands in.
+//! Virtual nodes at a stand-in of the API server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -152,7 +152,7 @@ fn by_pool(slices: Vec<&Value>) -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn slices_are_those_of_a_daemon_on_the_same_machine() {
+async fn simulated_slices_equal_those_of_daemon() {
     let scene = Scene::start().await;
     let _simulation = scene.run(3, &[]);
     // Nodes 0 and 2 have a GPU and a network card in two pools, node 1 has the GPU alone; each has a pool of two drivers more.
@@ -186,7 +186,7 @@ async fn slices_are_those_of_a_daemon_on_the_same_machine() {
 }
 
 #[tokio::test]
-async fn claims_are_prepared_while_a_pod_has_them_and_refusals_are_counted() {
+async fn simulated_claims_are_prepared_and_counted() {
     let scene = Scene::start().await;
     let uid = scene.claim("before", SCRIPTED, "virtual-1/script", "device-0");
     let mut simulation = scene.root.command();
@@ -209,7 +209,7 @@ async fn claims_are_prepared_while_a_pod_has_them_and_refusals_are_counted() {
 }
 
 #[tokio::test]
-async fn a_script_makes_devices_unhealthy_and_absent_for_a_time() {
+async fn script_makes_devices_unhealthy_or_absent() {
     let scene = Scene::start().await;
     let script = "faults:\n\
         - {nodes: virtual-1, driver: mock-gpu.nodedock.dev, devices: gpus/gpu-2, state: unhealthy, message: too hot}\n\
@@ -246,7 +246,7 @@ async fn a_script_makes_devices_unhealthy_and_absent_for_a_time() {
 }
 
 #[tokio::test]
-async fn bad_input_ends_the_start_with_a_sentence() {
+async fn invalid_input_stops_the_start() {
     let scene = Scene::start().await;
     let bad = scene
         .root

@@ -8,7 +8,7 @@ use nodedock_tests::{Daemon, Root, assert_parts};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_second_daemon_on_a_root_is_refused_and_the_first_goes_on() {
+async fn second_daemon_on_root_is_refused() {
     let daemon = Daemon::start().await;
     let said = daemon
         .run_node_program(&["run"])
@@ -24,7 +24,7 @@ async fn a_second_daemon_on_a_root_is_refused_and_the_first_goes_on() {
 }
 
 #[tokio::test]
-async fn a_second_daemon_on_the_same_socket_is_refused() {
+async fn second_daemon_on_socket_is_refused() {
     let (daemon, other) = (Daemon::start().await, Root::new());
     let socket = daemon.socket();
     other
@@ -38,7 +38,7 @@ async fn a_second_daemon_on_the_same_socket_is_refused() {
 }
 
 #[tokio::test]
-async fn a_socket_that_a_killed_daemon_left_is_replaced() {
+async fn stale_socket_of_daemon_is_replaced() {
     let mut daemon = Daemon::start().await;
     daemon.kill9().await;
     let left = std::fs::symlink_metadata(daemon.socket()).unwrap();
@@ -49,7 +49,7 @@ async fn a_socket_that_a_killed_daemon_left_is_replaced() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_is_named_and_not_touched() {
+async fn obstacles_are_named_and_unchanged() {
     let root = Root::new();
     let file = root.write("in-the-way", "precious");
     root.run_node_program(&["run", "--root", file.to_str().unwrap()])
@@ -71,7 +71,7 @@ async fn what_is_in_the_way_is_named_and_not_touched() {
 }
 
 #[tokio::test]
-async fn a_root_that_cannot_be_written_is_named() {
+async fn unwritable_root_is_named() {
     let root = Root::new();
     let dir = root.path().join("read-only");
     std::fs::create_dir(&dir).unwrap();
@@ -84,7 +84,7 @@ async fn a_root_that_cannot_be_written_is_named() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_of_a_newer_format_is_refused_by_name_and_left_alone() {
+async fn newer_checkpoint_format_is_refused() {
     let (root, fixtures) = (
         Root::new(),
         concat!(env!("CARGO_MANIFEST_DIR"), "/../host/tests/fixtures"),
@@ -116,7 +116,7 @@ async fn a_checkpoint_of_a_newer_format_is_refused_by_name_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
+async fn invalid_config_names_line_and_column() {
     let root = Root::new();
     let cases = [
         ("nodeName: n\nnodName: n\n", &["nodName", "line 2"][..]),
@@ -147,7 +147,7 @@ async fn a_config_that_is_not_valid_is_refused_with_line_and_column() {
 }
 
 #[tokio::test]
-async fn without_a_daemon_commands_end_with_3_and_say_where_they_looked() {
+async fn missing_daemon_gives_exit_code_3() {
     let root = Root::new();
     let commands: [&[&str]; 6] = [
         &["get", "drivers"],
@@ -165,7 +165,7 @@ async fn without_a_daemon_commands_end_with_3_and_say_where_they_looked() {
 }
 
 #[tokio::test]
-async fn wrong_usage_ends_with_2_and_says_what_is_right() {
+async fn wrong_usage_gives_exit_code_2() {
     let root = Root::new();
     let commands: [(&[&str], &str); 8] = [
         (&[], "Usage"),

@@ -10,9 +10,9 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::with_gpus;
 
 #[tokio::test]
-async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
+async fn service_manager_is_notified_of_state() {
     for signal in [Signal::TERM, Signal::INT] {
-        // The harness itself waits for READY=1 before it goes on.
+        // The harness itself waits for READY=1 before it returns.
         let mut daemon = Daemon::start().await;
         daemon.signal(signal);
         assert_eq!(daemon.notification().await, "STOPPING=1");
@@ -23,7 +23,7 @@ async fn the_service_manager_is_notified_of_readiness_and_of_the_end() {
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_is_answered_before_the_end() {
+async fn waiting_prepare_is_answered_before_exit() {
     let options = Options::default()
         .config("claims: {exclusiveWaitMs: 60000}\n")
         .env("NODEDOCK_LOG", "debug");
@@ -62,7 +62,7 @@ async fn a_prepare_that_waits_is_answered_before_the_end() {
 }
 
 #[tokio::test]
-async fn open_watches_end_and_do_not_hold_the_daemon_up() {
+async fn open_watches_do_not_delay_exit() {
     let mut daemon = with_gpus().await;
     let mut events = daemon
         .client()

@@ -12,7 +12,7 @@ fn supervised(options: Options) -> Options {
     options.flag("--supervise")
 }
 
-/// How often a kubelet has asked who a driver is.
+/// Returns the number of a kubelet's calls for the identity of a driver.
 fn registrations(kubelet: &Kubelet) -> usize {
     kubelet
         .calls()
@@ -22,7 +22,7 @@ fn registrations(kubelet: &Kubelet) -> usize {
 }
 
 #[tokio::test]
-async fn clients_wait_through_a_crash_and_it_is_reported() {
+async fn clients_wait_through_reported_crash() {
     let mut daemon = Daemon::start_with(supervised(Options::default())).await;
     daemon.until_conditions(&[]).await;
     let crashed = daemon.supervised();
@@ -50,7 +50,7 @@ async fn clients_wait_through_a_crash_and_it_is_reported() {
 }
 
 #[tokio::test]
-async fn a_kubelet_notices_no_crash_but_in_the_calls_under_way() {
+async fn crash_fails_only_kubelet_calls_underway() {
     let cluster = Cluster::start().await;
     let mut daemon = cluster.daemon_with(supervised(cluster.options())).await;
     through_restarts(&cluster, &mut daemon, async |daemon| {
@@ -60,7 +60,7 @@ async fn a_kubelet_notices_no_crash_but_in_the_calls_under_way() {
 }
 
 #[tokio::test]
-async fn a_kubelet_notices_no_restart_of_a_service_with_a_store_of_descriptors() {
+async fn descriptor_store_restart_fails_no_call() {
     let cluster = Cluster::start().await;
     let mut daemon = cluster.daemon_with(cluster.options().with_store()).await;
     through_restarts(&cluster, &mut daemon, async |daemon| daemon.restart().await).await;
@@ -100,7 +100,7 @@ async fn through_restarts(
 }
 
 #[tokio::test]
-async fn a_parent_ends_with_the_daemon_that_never_served_and_the_daemon_with_its_parent() {
+async fn supervisor_and_daemon_end_together() {
     let root = Root::new();
     let said = root
         .run_node_program(&["run", "--supervise", "--config", "/nowhere.yaml"])

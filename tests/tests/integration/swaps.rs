@@ -47,7 +47,7 @@ async fn come_and_go(number: usize, mut client: Client, stop: Arc<AtomicBool>) -
 }
 
 #[tokio::test]
-async fn no_call_fails_while_the_file_is_replaced_again_and_again() {
+async fn file_replacement_fails_no_call() {
     let daemon = Daemon::start().await;
     daemon.drop_in_script(&script(0));
     let mut known = BTreeSet::from([daemon.swap("v0", &script(0)).await]);
@@ -92,7 +92,7 @@ async fn no_call_fails_while_the_file_is_replaced_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_why() {
+async fn failed_version_keeps_old_one_serving() {
     let daemon = Daemon::start().await;
     daemon.drop_in_script(&script(0));
     let old = daemon.swap("v1", &script(0)).await;
@@ -129,7 +129,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
             .await;
         assert_eq!(daemon.unprepare(&pod).await.len(), 1);
     }
-    // The new version's first discovery fails over its config; the old one goes on with the config that it had.
+    // The new version's first discovery fails because of its config; the old one continues with its previous config.
     daemon.drop_in(FILE, &whole);
     let new = digest(&whole);
     daemon
@@ -153,7 +153,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     daemon
         .cli(&["explain", "driver", FILE])
         .await
-        .done_with(&["goes on serving", &new]);
+        .done_with(&["continues to serve", &new]);
 
     // Devices that the driver does not have any more are named as long as a claim holds them.
     daemon.drop_in_script(&Script {
@@ -176,7 +176,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
 }
 
 #[tokio::test]
-async fn a_version_that_cannot_be_kept_serves_and_the_node_says_so() {
+async fn unstorable_version_serves_with_condition() {
     let daemon = Daemon::start().await;
     let dir = daemon.kept_drivers();
     std::fs::remove_dir(&dir).unwrap();

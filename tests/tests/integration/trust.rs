@@ -41,7 +41,7 @@ fn compiled(daemon: &Daemon) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form() {
+async fn file_signed_by_known_key_serves() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     for signer in [
         Signer::P256(1),
@@ -81,7 +81,7 @@ async fn a_file_signed_by_a_known_key_serves_whatever_the_algorithm_and_the_form
 }
 
 #[tokio::test]
-async fn in_enforce_an_unsigned_file_never_reaches_the_compiler() {
+async fn enforce_compiles_no_unsigned_file() {
     let daemon = daemon_with(&trust("enforce", &[("release", Signer::P256(1), "")], "")).await;
     // If their content were read, the reason would be another.
     let files = [
@@ -106,7 +106,7 @@ async fn in_enforce_an_unsigned_file_never_reaches_the_compiler() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_swapped_while_it_is_verified_is_loaded_as_it_was_verified_or_not_at_all() {
+async fn swapped_file_is_loaded_as_verified() {
     let good = wasm(MOCK_GPU, Form::Core);
     let other = wasm(MOCK_GPU, Form::Component);
     let signer = Signer::P256(1);
@@ -139,7 +139,7 @@ async fn a_file_that_is_swapped_while_it_is_verified_is_loaded_as_it_was_verifie
 }
 
 #[tokio::test]
-async fn a_new_version_that_is_not_signed_leaves_the_old_one_serving() {
+async fn unsigned_update_keeps_old_version_serving() {
     let (old, new) = (wasm(MOCK_GPU, Form::Core), wasm(MOCK_GPU, Form::Component));
     let signer = Signer::Ed25519(1);
     let daemon = daemon_with(&trust("enforce", &[("release", signer, "")], "")).await;

@@ -40,13 +40,13 @@ const KEPT_SEEDS: &[u64] = &[2_003, 100_003, 424_242, 999_983, 5_003_345];
 
 const CLAIMS_DEFAULT: usize = 20_000;
 const CLAIMS_OF_HISTORY: usize = 25;
-/// Of this many histories, one has keys.
+/// One of this many histories has keys.
 const WITH_KEYS: u64 = 3;
 
-/// Of a hundred claims, how many may not be compared, mostly because the official allocator was slow, and how many have at least to be
-/// allocated and refused. Of a hundred in histories with keys, how many have at least to end in another way than without them, and how many
-/// to have two devices that would exclude each other in two claims. With fewer claims than the default, one history weighs too much for all
-/// but the first.
+/// Bounds for a hundred claims: the maximum that is not compared, mostly because the official allocator was slow, and the minimums that are
+/// allocated and refused. For a hundred in histories with keys: the minimums that end in another way than without them, and that have two
+/// devices that would exclude each other in two claims. With fewer claims than the default, one history weighs too much for all but the
+/// first.
 const NOT_COMPARED_PERCENT_MAX: usize = 10;
 const ALLOCATED_PERCENT_MIN: usize = 20;
 const REFUSED_PERCENT_MIN: usize = 20;
@@ -67,7 +67,7 @@ struct Oracle {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer {
+struct AllocationReport {
     allocatable: bool,
     allocation: Option<Value>,
     #[serde(default)]
@@ -95,7 +95,7 @@ impl Oracle {
     }
 
     /// Returns an answer for each case of a history.
-    fn ask(&mut self, history: &Value) -> Vec<Answer> {
+    fn ask(&mut self, history: &Value) -> Vec<AllocationReport> {
         // Written as a whole: each write to the pipe is a call of the system.
         let mut line = history.to_string();
         line.push('\n');
@@ -117,7 +117,7 @@ impl Drop for Oracle {
     }
 }
 
-/// How often what was compared.
+/// Counts of compared results.
 #[derive(Debug, Default)]
 struct Tally {
     compared: usize,
@@ -128,11 +128,11 @@ struct Tally {
     not_compared: usize,
     /// Admin access to devices with counters, which the official allocator wants and ours does not.
     admin_counters: usize,
-    /// In histories with keys.
+    /// Number in histories with keys.
     with_keys: usize,
-    /// Of those, how many end in another way without keys.
+    /// Number of those that end in another way without keys.
     by_keys: usize,
-    /// Of those, how many have two devices that would exclude each other in two claims.
+    /// Number of those that have two devices that would exclude each other in two claims.
     meet_within: usize,
 }
 
@@ -146,9 +146,9 @@ struct Case {
     by_keys: Option<ByKeys>,
 }
 
-/// What keys did to a claim, in a history with keys.
+/// Effect of keys on a claim, in a history with keys.
 struct ByKeys {
-    /// Without them it ends in another way.
+    /// True if it ends in another way without them.
     decide: bool,
     /// Two of its devices would exclude each other in two claims.
     meet_within: bool,
@@ -345,7 +345,7 @@ impl History {
         }
     }
 
-    /// What a claim holds itself is not in its way.
+    /// Checks conflicts. A claim's own holds do not conflict with it.
     fn check_in_the_way(&self) {
         let Some(keys) = &self.keys else { return };
         for (uid, expected) in keys.in_the_way(allocations(&self.holders)) {
@@ -374,7 +374,7 @@ impl History {
         }
     }
 
-    fn judge(&self, case: &Case, answer: &Answer, tally: &mut Tally) {
+    fn judge(&self, case: &Case, answer: &AllocationReport, tally: &mut Tally) {
         let Case {
             input,
             ours,

@@ -1,9 +1,11 @@
-//! CDI files of device plugins' answers, read by the CDI library: whatever a plugin names, a container gets device nodes.
+//! CDI files of device plugins' answers, read by the CDI library: a container gets device nodes for all paths that a plugin names.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use native_device_plugin::{Answer, Device, Options as PluginOptions, Plugin, Script, api};
+use native_device_plugin::{
+    Device, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
+};
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::{Daemon, Options};
@@ -39,13 +41,13 @@ fn fill(directory: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn nodes(specs: &[(&str, &str)]) -> Answer {
+fn nodes(specs: &[(&str, &str)]) -> ScriptedOutcome {
     let node = |(host, inside): &(&str, &str)| api::DeviceSpec {
         host_path: (*host).to_owned(),
         container_path: (*inside).to_owned(),
         permissions: "mrw".to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         devices: specs.iter().map(node).collect(),
         ..Default::default()
     })
@@ -77,7 +79,7 @@ fn numbers(nodes: &Value) -> Vec<(String, i64, i64)> {
 
 /// `prepared`, and the device nodes of the file had no type and no numbers, so that no container started (kubernetes#128784).
 #[tokio::test]
-async fn every_device_node_of_a_plugins_answer_has_a_type_and_numbers() {
+async fn every_device_node_has_type_numbers() {
     let directory = tempfile::tempdir().expect("a directory");
     let found =
         programs::go("cdi-files").and_then(|program| fill(directory.path()).map(|()| program));

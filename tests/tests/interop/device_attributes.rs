@@ -31,7 +31,7 @@ fn of_daemon(devices: Vec<v1::Device>) -> Attributes {
 }
 
 #[tokio::test]
-async fn attributes_of_recorded_machines_are_those_of_the_library() {
+async fn recorded_machine_attributes_equal_library_attributes() {
     let Some(program) = or_skip(
         "attributes of devices, by the library",
         programs::go("device-attributes"),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{lines, programs};
 
 #[tokio::test]
-async fn the_library_reads_and_accepts_every_version_of_a_file() {
+async fn library_accepts_every_file_version() {
     let Some(program) = or_skip(
         "metadata of devices, by the library",
         programs::go("device-metadata"),

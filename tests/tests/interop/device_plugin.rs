@@ -1,4 +1,4 @@
-//! A device plugin in Go on the official API, which registers with the real daemon and watches for its socket.
+//! A device plugin in Go on the official API that registers with the real daemon and watches for its socket.
 
 use std::path::Path;
 
@@ -42,8 +42,7 @@ impl Plugin {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dials_the_path_registers_and_lists_and_is_back_after_a_crash_of_the_daemon()
-{
+async fn plugin_dialing_path_survives_daemon_crash() {
     let Some(program) = or_skip("a device plugin in Go", programs::go("device-plugin")) else {
         return;
     };
@@ -83,7 +82,7 @@ fn wanted() -> v1::PreparePodRequest {
 }
 
 #[tokio::test]
-async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them() {
+async fn go_plugin_devices_reach_go_agent() {
     let programs =
         programs::go("device-plugin").and_then(|a| Ok((a, programs::go("pod-resources")?)));
     let Some((program, agent)) = or_skip("a pod with devices of a plugin in Go", programs) else {
@@ -142,7 +141,7 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
 }
 
 #[tokio::test]
-async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_allocate() {
+async fn go_plugin_prepares_claims_through_adapter() {
     const DRIVER: &str = "go-plugin.example.com";
     let Some(program) = or_skip(
         "a device plugin in Go by an adapter",
@@ -202,7 +201,7 @@ async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_all
 }
 
 #[tokio::test]
-async fn a_plugin_for_what_is_no_extended_resource_is_refused_with_the_rule() {
+async fn invalid_extended_resource_names_the_rule() {
     let Some(program) = or_skip(
         "a device plugin in Go that is refused",
         programs::go("device-plugin"),

@@ -1,4 +1,4 @@
-//! A DRA driver in Go on the official helper library, hosted by the daemon.
+//! A DRA driver in Go on the official helper library that the daemon hosts.
 
 use std::path::PathBuf;
 
@@ -144,7 +144,7 @@ fn with_edits(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_claims_of_a_pod_are_prepared_and_unprepared_in_one_call_each() {
+async fn pod_claims_share_each_driver_call() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let mut driver = Driver::start(&daemon, &program, &[]).await;
@@ -175,7 +175,7 @@ async fn the_claims_of_a_pod_are_prepared_and_unprepared_in_one_call_each() {
 }
 
 #[tokio::test]
-async fn a_claim_that_the_driver_refuses_is_named_with_its_reason() {
+async fn refused_claim_is_named_with_reason() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let _driver = Driver::start(&daemon, &program, &["--fail-claim", "^bad"]).await;
@@ -208,7 +208,7 @@ async fn a_claim_that_the_driver_refuses_is_named_with_its_reason() {
 }
 
 #[tokio::test]
-async fn a_new_instance_takes_over_and_the_old_one_falls_in_for_it() {
+async fn old_instance_serves_after_new_ends() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let mut old = Driver::start(&daemon, &program, &["--rolling-update-uid", "old"]).await;
@@ -245,7 +245,7 @@ async fn a_new_instance_takes_over_and_the_old_one_falls_in_for_it() {
 }
 
 #[tokio::test]
-async fn a_driver_that_crashed_unprepares_what_it_prepared_before() {
+async fn crashed_driver_unprepares_its_earlier_claims() {
     let Some(program) = program() else { return };
     let daemon = Daemon::start().await;
     let driver = Driver::start(&daemon, &program, &[]).await;
@@ -266,7 +266,7 @@ async fn a_driver_that_crashed_unprepares_what_it_prepared_before() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_crashed_finds_the_driver_again() {
+async fn crashed_daemon_finds_the_driver() {
     let Some(program) = program() else { return };
     let mut daemon = Daemon::start().await;
     let mut driver = Driver::start(&daemon, &program, &[]).await;

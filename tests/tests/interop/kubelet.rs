@@ -45,7 +45,7 @@ fn devices(event: &Value) -> BTreeSet<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_driver_is_registered_and_prepares_claims_by_both_versions() {
+async fn registered_driver_prepares_by_both_versions() {
     let Some(program) = program::build() else {
         return;
     };
@@ -110,7 +110,7 @@ async fn a_driver_is_registered_and_prepares_claims_by_both_versions() {
 }
 
 #[tokio::test]
-async fn a_claim_that_cannot_be_prepared_is_answered_with_the_reason() {
+async fn failed_prepare_is_answered_with_reason() {
     let Some(program) = program::build() else {
         return;
     };
@@ -139,7 +139,7 @@ async fn a_claim_that_cannot_be_prepared_is_answered_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_removed_is_deregistered() {
+async fn removed_driver_is_deregistered() {
     let Some(program) = program::build() else {
         return;
     };
@@ -187,7 +187,7 @@ async fn health_of_devices_arrives_and_changes() {
 }
 
 #[tokio::test]
-async fn a_pool_is_a_device_plugin_that_registers_with_each_new_kubelet() {
+async fn pool_registers_with_each_new_kubelet() {
     let Some(program) = program::build() else {
         return;
     };
@@ -234,7 +234,7 @@ async fn a_pool_is_a_device_plugin_that_registers_with_each_new_kubelet() {
 }
 
 #[tokio::test]
-async fn the_daemon_is_found_again_after_its_end() {
+async fn kubelet_finds_restarted_daemon() {
     let Some(program) = program::build() else {
         return;
     };

@@ -23,7 +23,7 @@ use std::process::Stdio;
 use nodedock_tests::DEADLINE;
 use tokio::process::Command;
 
-/// What a program wrote to its end, line by line. It has to succeed.
+/// Runs a program to its end and returns its output by line. The program has to succeed.
 async fn lines(program: &Path, args: &[&str]) -> Vec<String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).kill_on_drop(true);

@@ -1,4 +1,4 @@
-//! What the daemon measures, read by Prometheus' own parser.
+//! The daemon's metrics, read by Prometheus' own parser.
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::machine::or_skip;
@@ -7,7 +7,7 @@ use nodedock_tests::{Daemon, Options};
 use crate::{lines, programs};
 
 #[tokio::test]
-async fn the_parser_of_prometheus_finds_every_family() {
+async fn prometheus_parser_finds_every_family() {
     let Some(python) = or_skip(
         "metrics read by the parser of Prometheus",
         programs::python_with("prometheus_client", "prometheus-client"),

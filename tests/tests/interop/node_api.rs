@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::{lines, programs};
 
 #[tokio::test]
-async fn a_program_in_go_that_dials_the_path_is_answered() {
+async fn go_client_dialing_path_is_answered() {
     match programs::go("agent") {
         Ok(agent) => learns_the_drivers(&agent, &["node-api"]).await,
         Err(why) => machine::skip("the node API asked by a program in Go", &why),

@@ -1,4 +1,4 @@
-//! The pod-resources API, asked by a client in Go on Kubernetes' own types that calls itself after the socket's path.
+//! The pod-resources API, called by a client in Go on Kubernetes' own types that uses the socket's path as its authority.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn program() -> Option<PathBuf> {
     )
 }
 
-/// What the client was answered.
+/// Returns the answer that the client received.
 pub(crate) async fn ask(daemon: &Daemon, program: &Path, command: &str, args: &[&str]) -> Value {
     let socket = daemon.pod_resources();
     let args = [&[command, socket.to_str().expect("UTF-8")], args].concat();
@@ -64,7 +64,7 @@ fn pod_one(node: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
+async fn go_agent_sees_claims_after_crash() {
     let Some(program) = program() else { return };
     let mut daemon = with_a_pod().await;
     let node = daemon.node().await.name;
@@ -89,7 +89,7 @@ async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
 }
 
 #[tokio::test]
-async fn an_agent_in_go_learns_that_a_pod_does_not_exist_and_that_nothing_is_allocatable() {
+async fn go_agent_gets_not_found_answers() {
     let Some(program) = program() else { return };
     let daemon = with_a_pod().await;
     for (namespace, name) in [("default", "two"), ("other", "one")] {
@@ -102,7 +102,7 @@ async fn an_agent_in_go_learns_that_a_pod_does_not_exist_and_that_nothing_is_all
 }
 
 #[tokio::test]
-async fn an_agent_in_go_that_asks_too_often_is_refused_and_answered_again_later() {
+async fn go_agent_is_throttled_and_recovers() {
     let Some(program) = program() else { return };
     let daemon = with_a_pod().await;
     let answer = ask(&daemon, &program, "flood", &[]).await;

@@ -44,7 +44,7 @@ fn request(
 }
 
 #[test]
-fn a_daemon_writes_slices_of_its_own_node_only() {
+fn daemon_writes_slices_of_own_node() {
     let Some(program) = or_skip(
         "the admission policy, by the library of an API server",
         programs::go("policy"),

@@ -1,4 +1,4 @@
-//! What the local API makes of protobuf, compared with the official library.
+//! Conversion of protobuf by the local API, compared with the official library.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +12,7 @@ use crate::{lines, programs};
 const COUNT: &str = "50";
 const SEED: &str = "1";
 
-/// Without what is not set.
+/// Returns a value without unset fields.
 fn set(value: &Value) -> Value {
     let is_set = |value: &Value| !value.is_null() && *value != json!({});
     match value {
@@ -28,7 +28,7 @@ fn set(value: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_table_of_messages_is_that_of_the_library() {
+async fn message_table_equals_the_library() {
     let Some(program) = or_skip(
         "messages in protobuf, by the library",
         programs::go("protobuf-oracle"),
@@ -49,7 +49,7 @@ async fn the_table_of_messages_is_that_of_the_library() {
 }
 
 #[tokio::test]
-async fn objects_in_protobuf_are_the_json_that_the_library_has_for_them() {
+async fn protobuf_objects_equal_library_json() {
     let Some(program) = or_skip(
         "objects in protobuf, by the library",
         programs::go("protobuf-oracle"),

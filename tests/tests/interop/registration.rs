@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{lines, programs};
 
 #[tokio::test]
-async fn the_kubelets_way_to_dial_reaches_a_driver_in_rust() {
+async fn kubelet_dialer_reaches_rust_driver() {
     let Some(agent) = or_skip(
         "a registration socket called by a program in Go",
         programs::go("agent"),

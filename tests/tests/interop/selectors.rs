@@ -116,7 +116,7 @@ const FIXED: &[&str] = &[
 ];
 
 #[test]
-fn selectors_agree_with_those_of_the_scheduler() {
+fn selectors_agree_with_the_scheduler() {
     let Some(program) = or_skip(
         "selectors, by the scheduler's library",
         programs::go("cel-oracle"),
@@ -191,12 +191,12 @@ fn selectors_agree_with_those_of_the_scheduler() {
 
 const DRIVER: &str = "gpu.example.com";
 
-/// Of a hundred expressions, how many have each verdict at least.
+/// Minimum number of expressions with each verdict in a hundred.
 const VERDICT_PERCENT_MIN: usize = 2;
 
-/// Where the two may differ. The scheduler panics on an optional element of unknown type, knows no variable whose value is a type, refuses a
-/// literal as index that can be none, fails on a version in `in` with a list of literals, and takes a list as key of a map. It looks at the
-/// first element of a list of unknown type before it compares them.
+/// Returns whether a difference is an accepted one. The scheduler panics on an optional element of unknown type, knows no variable whose
+/// value is a type, refuses a literal as index that can be none, fails on a version in `in` with a list of literals, and takes a list as
+/// key of a map. It looks at the first element of a list of unknown type before it compares them.
 fn is_accepted(ours: &str, reason: &str, theirs: &Value) -> bool {
     let contains = |name: &str, parts: &[&str]| {
         theirs[name]
@@ -267,7 +267,7 @@ fn fixed_device() -> Value {
 }
 
 #[test]
-fn the_generated_expressions_are_of_many_forms() {
+fn generated_expressions_are_diverse() {
     let mut random = StdRng::seed_from_u64(7);
     let made: HashSet<String> = (0..500)
         .map(|_| {

@@ -17,14 +17,14 @@ pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 /// A user of an API server.
 pub(crate) struct Api(Client);
 
-/// What the server says to a request.
+/// The server's response to a request.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct ApiResponse {
     pub(crate) code: u16,
     pub(crate) body: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     /// The body of a success.
     #[track_caller]
     pub(crate) fn done(self) -> Value {
@@ -55,18 +55,18 @@ impl Api {
         path: &str,
         kind: &str,
         body: Option<&Value>,
-    ) -> Answer {
+    ) -> ApiResponse {
         let body = body.map(Value::to_string).unwrap_or_default();
         self.send_text(method, path, kind, body).await
     }
 
     /// The same with a body as it is written in a file, with spaces: a server keeps those in a claim's parameters.
-    pub(crate) async fn post_spaced(&self, path: &str, object: &Value) -> Answer {
+    pub(crate) async fn post_spaced(&self, path: &str, object: &Value) -> ApiResponse {
         self.send_text(Method::POST, path, JSON, format!("{object:#}"))
             .await
     }
 
-    async fn send_text(&self, method: Method, path: &str, kind: &str, body: String) -> Answer {
+    async fn send_text(&self, method: Method, path: &str, kind: &str, body: String) -> ApiResponse {
         let request = Request::builder()
             .method(&method)
             .uri(path)
@@ -87,7 +87,7 @@ impl Api {
                 .await
                 .expect("a whole answer")
                 .to_bytes();
-            Answer {
+            ApiResponse {
                 code,
                 body: serde_json::from_slice(&body).unwrap_or(Value::Null),
             }
@@ -97,24 +97,24 @@ impl Api {
             .unwrap_or_else(|_| panic!("{method} {path} is not answered"))
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> ApiResponse {
         self.send(Method::GET, path, JSON, None).await
     }
 
-    pub(crate) async fn post(&self, path: &str, object: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, object: &Value) -> ApiResponse {
         self.send(Method::POST, path, JSON, Some(object)).await
     }
 
-    pub(crate) async fn put(&self, path: &str, object: &Value) -> Answer {
+    pub(crate) async fn put(&self, path: &str, object: &Value) -> ApiResponse {
         self.send(Method::PUT, path, JSON, Some(object)).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> Answer {
+    pub(crate) async fn delete(&self, path: &str) -> ApiResponse {
         self.send(Method::DELETE, path, JSON, None).await
     }
 
     /// Deletes a pod as a kubelet does that has ended it.
-    pub(crate) async fn delete_at_once(&self, path: &str) -> Answer {
+    pub(crate) async fn delete_at_once(&self, path: &str) -> ApiResponse {
         self.send(
             Method::DELETE,
             path,
@@ -196,7 +196,7 @@ impl Api {
                 let version = list["metadata"]["resourceVersion"]
                     .as_str()
                     .expect("a list has a version");
-                // Whatever comes first, the end of the watch included, is a reason to read again.
+                // Any event, including the end of the watch, is a reason to read again.
                 let _ = self.open_watch(path, version).await.frame().await;
             }
         });

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::scene::{Scene, gpus};
 
 #[tokio::test]
-async fn the_scheduler_waits_until_the_daemon_has_prepared_the_device() {
+async fn scheduler_waits_for_prepared_device() {
     let config = format!("kubernetes:\n  bindingConditions: [{{driver: {MOCK_GPU_NAME}}}]\n");
     let pools = "pools: [{name: gpus, count: 2}]\n";
     let scene = Scene::with_gpus_and("binding", pools, |options| options.config(&config)).await;

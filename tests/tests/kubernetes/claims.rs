@@ -36,7 +36,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
+async fn scheduled_claim_is_prepared_and_unprepared() {
     let Some(scene) = Scene::gpus_serve("claims").await else {
         return;
     };
@@ -80,7 +80,7 @@ async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
 }
 
 #[tokio::test]
-async fn the_claim_of_a_short_pod_costs_one_request() {
+async fn short_pod_claim_costs_one_request() {
     let Some(scene) = Scene::gpus_serve("requests").await else {
         return;
     };
@@ -102,7 +102,7 @@ async fn the_claim_of_a_short_pod_costs_one_request() {
 }
 
 #[tokio::test]
-async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
+async fn template_and_shared_claims_are_prepared() {
     let Some(scene) = Scene::gpus_serve("templates").await else {
         return;
     };
@@ -150,7 +150,7 @@ async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
 }
 
 #[tokio::test]
-async fn a_claim_of_two_drivers_is_prepared_by_both() {
+async fn claim_of_two_drivers_is_prepared() {
     let Some(scene) = Scene::gpus_serve("drivers").await else {
         return;
     };
@@ -180,8 +180,7 @@ async fn a_claim_of_two_drivers_is_prepared_by_both() {
 
 /// The scheduler gives the device away as soon as the pod is gone from the API, and the kubelet ends it later.
 #[tokio::test]
-async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when_it_is_unprepared()
-{
+async fn force_deleted_pod_frees_its_device() {
     let Some(scene) = Scene::with_gpus("force", "pools: [{name: gpus, count: 1}]\n").await else {
         return;
     };
@@ -210,7 +209,7 @@ async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when
 }
 
 #[tokio::test]
-async fn a_device_that_becomes_unhealthy_is_so_in_the_status_of_its_pod() {
+async fn unhealthy_device_is_in_pod_status() {
     let Some(scene) = Scene::with_gpus("health", "pools: [{name: gpus, count: 1}]\n").await else {
         return;
     };
@@ -238,7 +237,7 @@ async fn a_device_that_becomes_unhealthy_is_so_in_the_status_of_its_pod() {
 }
 
 #[tokio::test]
-async fn what_a_driver_reports_is_in_the_status_of_the_claim() {
+async fn driver_report_is_in_claim_status() {
     let Some(mut scene) = Scene::start("statuses").await else {
         return;
     };
@@ -327,7 +326,7 @@ impl Scene {
 
 /// A server compares the parameters that it stored, spaces included, with those of a write in JSON, which have none by then.
 #[tokio::test]
-async fn a_status_is_written_to_a_claim_with_parameters_or_a_condition_says_why_it_cannot_be() {
+async fn unwritable_claim_status_is_a_condition() {
     let Some(scene) = Scene::start("parameters").await else {
         return;
     };
@@ -363,7 +362,7 @@ async fn a_status_is_written_to_a_claim_with_parameters_or_a_condition_says_why_
 }
 
 #[tokio::test]
-async fn a_refusal_is_the_kubelet_s_error_and_an_event_on_claim_and_pod() {
+async fn refusal_is_kubelet_error_and_event() {
     let Some(scene) = Scene::start("refusals").await else {
         return;
     };

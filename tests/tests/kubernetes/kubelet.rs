@@ -24,7 +24,7 @@ pub(crate) struct Kubelet {
     args: Vec<String>,
     log: PathBuf,
     process: Mutex<Option<Process>>,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<ProcessOutput>,
     asked: AtomicU64,
 }
 
@@ -33,9 +33,9 @@ struct Process {
     commands: mpsc::UnboundedSender<String>,
 }
 
-/// What the process that runs, or ran last, has printed.
+/// Events that the current or last process has printed.
 #[derive(Default)]
-struct Seen {
+struct ProcessOutput {
     /// Counts the processes.
     run: u64,
     ended: bool,
@@ -43,7 +43,7 @@ struct Seen {
     answers: HashMap<u64, Value>,
 }
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) result: Value,
@@ -51,17 +51,17 @@ pub(crate) struct Done {
     pub(crate) elapsed: Duration,
 }
 
-/// What came of a command that was repeated until it succeeded.
+/// Result of a command that was repeated until it succeeded.
 #[derive(Debug)]
 pub(crate) struct Repeated {
     pub(crate) result: Value,
     /// The errors of the manager before it.
     pub(crate) refusals: Vec<String>,
-    /// When the first of them came; without any, when the command succeeded.
+    /// Time of the first of these errors; without any, time of the success.
     pub(crate) decided: Instant,
     /// The manager's time for the attempt that succeeded.
     pub(crate) elapsed: Duration,
-    /// From the first attempt to the success.
+    /// Time from the first attempt to the success.
     pub(crate) waited: Duration,
 }
 
@@ -144,9 +144,9 @@ impl Kubelet {
             .kill_on_drop(true);
         let mut child = command.spawn().expect("start the kubelet");
         let run = self.seen.borrow().run + 1;
-        self.seen.send_replace(Seen {
+        self.seen.send_replace(ProcessOutput {
             run,
-            ..Seen::default()
+            ..ProcessOutput::default()
         });
         let commands = write(child.stdin.take().expect("it is piped"));
         self.read(child.stdout.take().expect("it is piped"), run);
@@ -171,7 +171,7 @@ impl Kubelet {
         });
     }
 
-    async fn wait<T>(&self, what: &str, look: impl Fn(&Seen) -> Option<T>) -> T {
+    async fn wait<T>(&self, what: &str, look: impl Fn(&ProcessOutput) -> Option<T>) -> T {
         let mut seen = self.seen.subscribe();
         let found = timeout(PATIENCE, async {
             loop {
@@ -212,7 +212,7 @@ impl Kubelet {
     }
 
     async fn last_of(&self, plugin: &str, wanted: &str) -> Value {
-        let last = |seen: &Seen| {
+        let last = |seen: &ProcessOutput| {
             let event = seen
                 .events
                 .iter()
@@ -223,17 +223,18 @@ impl Kubelet {
         self.wait(&format!("{plugin} is {wanted}"), last).await
     }
 
-    /// Waits until the process that runs has registered a plugin, whatever came then.
+    /// Waits until the running process has registered a plugin, regardless of later events.
     pub(crate) async fn was_registered(&self, plugin: &str) {
         let is_one = |event: &Value| event["event"] == "registered" && event["name"] == plugin;
-        let look = |seen: &Seen| (!seen.ended && seen.events.iter().any(is_one)).then_some(());
+        let look =
+            |seen: &ProcessOutput| (!seen.ended && seen.events.iter().any(is_one)).then_some(());
         self.wait(&format!("{plugin} was registered"), look).await;
     }
 
     /// Waits until the node's status has so many devices of a resource that may be allocated.
     pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
         let wanted = count.to_string();
-        let last = |seen: &Seen| {
+        let last = |seen: &ProcessOutput| {
             let event = seen
                 .events
                 .iter()
@@ -247,7 +248,7 @@ impl Kubelet {
 
     /// Returns what `look` finds, which is called again when a device has another health.
     pub(crate) async fn until_health<T>(&self, look: impl AsyncFn() -> Option<T>) -> T {
-        let changes = |seen: &Seen| {
+        let changes = |seen: &ProcessOutput| {
             seen.events
                 .iter()
                 .filter(|event| event["event"] == "health")
@@ -265,8 +266,8 @@ impl Kubelet {
         }
     }
 
-    /// Has a manager do something for a pod, again and again as a kubelet does, until it succeeds. A kubelet that was started again goes on
-    /// when it has registered the plugin.
+    /// Calls a manager for a pod repeatedly, as a kubelet does, until the call succeeds. A restarted kubelet continues when it has
+    /// registered the plugin.
     pub(crate) async fn repeat(
         &self,
         what: &str,
@@ -358,7 +359,7 @@ impl Kubelet {
     }
 }
 
-impl Seen {
+impl ProcessOutput {
     fn add(&mut self, event: Value) -> bool {
         match event["id"].as_u64() {
             Some(id) => drop(self.answers.insert(id, event)),

@@ -19,6 +19,5 @@ mod stand_in;
 mod stream;
 mod timing;
 
-/// How long anything is waited for. It only bounds a failure: several loops of Kubernetes have periods of seconds, and the machine may be
-/// slow.
+/// Deadline of every wait. It only bounds a failure: several loops of Kubernetes have periods of seconds, and the machine may be slow.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);

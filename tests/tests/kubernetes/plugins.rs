@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::scene::{Scene, gpus};
 
 #[tokio::test]
-async fn a_driver_is_registered_when_it_serves_and_deregistered_when_it_is_removed() {
+async fn registration_follows_serving_state() {
     let Some(scene) = Scene::start("plugins").await else {
         return;
     };
@@ -34,7 +34,7 @@ async fn a_driver_is_registered_when_it_serves_and_deregistered_when_it_is_remov
 }
 
 #[tokio::test]
-async fn a_kubelet_that_starts_again_has_the_driver_its_slices_and_its_claims() {
+async fn restarted_kubelet_has_driver_and_claims() {
     let Some(scene) = Scene::start("kubelets").await else {
         return;
     };

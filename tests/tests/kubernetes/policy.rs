@@ -1,4 +1,4 @@
-//! What the deployment's role and admission policy let the daemon's token do.
+//! Permissions of the daemon's token by the deployment's role and admission policy.
 
 use http::Method;
 use nodedock_tests::drivers::MOCK_GPU_NAME;
@@ -23,7 +23,7 @@ fn slice(name: &str, place: (&str, Value)) -> Value {
 }
 
 #[tokio::test]
-async fn a_token_writes_slices_of_its_own_node_only() {
+async fn token_writes_only_own_node_slices() {
     let Some(scene) = Scene::start("policy").await else {
         return;
     };
@@ -98,7 +98,7 @@ async fn allocated_claim(scene: &Scene, name: &str, node: &str) -> String {
 
 /// The API server's own rules, since 1.36: they know the node of a claim, and none of an Event.
 #[tokio::test]
-async fn a_token_writes_the_status_of_claims_of_its_own_node_only() {
+async fn token_writes_only_own_claim_status() {
     let Some(scene) = Scene::start("status").await else {
         return;
     };
@@ -141,9 +141,9 @@ async fn a_token_writes_the_status_of_claims_of_its_own_node_only() {
     }
 }
 
-/// What a compromised node can do: `docs/security.md` says so.
+/// A compromised node can do this: `docs/security.md` says so.
 #[tokio::test]
-async fn a_token_writes_events_about_any_object() {
+async fn token_writes_events_about_any_object() {
     let Some(scene) = Scene::start("events").await else {
         return;
     };

@@ -1,4 +1,4 @@
-//! What a node says before the daemon runs there.
+//! Checks of a node before the daemon runs on it.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ async fn preflight(scene: &Scene, kubeconfig: &Path) -> (Option<i32>, Value) {
 }
 
 #[tokio::test]
-async fn a_node_is_ready_for_the_daemon_with_its_role_and_not_without() {
+async fn preflight_needs_the_role() {
     let Some(scene) = Scene::start("preflight").await else {
         return;
     };

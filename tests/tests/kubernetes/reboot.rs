@@ -6,7 +6,7 @@ use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
 use crate::scene::{Scene, gpus};
 
 #[tokio::test]
-async fn a_claim_is_prepared_again_for_the_kubelet_after_a_reboot() {
+async fn kubelet_prepares_claim_again_after_reboot() {
     let boot =
         |id: &'static str| move |options: nodedock_tests::Options| options.arg("--boot-id", id);
     let Some(mut scene) = Scene::start_with("reboot", boot("boot-1")).await else {

@@ -63,7 +63,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
+async fn pool_devices_survive_restarts_until_release() {
     let Some(mut scene) = Scene::with_gpus("resources", GPUS).await else {
         return;
     };
@@ -119,7 +119,7 @@ async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
 }
 
 #[tokio::test]
-async fn a_native_device_plugin_has_every_call_of_the_kubelet() {
+async fn native_plugin_gets_every_kubelet_call() {
     let Some(mut scene) = Scene::start_with("plugin", |options| options.flag("--supervise")).await
     else {
         return;
@@ -198,7 +198,7 @@ async fn a_native_device_plugin_has_every_call_of_the_kubelet() {
 
 /// The scheduler makes a claim for a pod that wants a resource of which no node has any, and a class has devices.
 #[tokio::test]
-async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
+async fn class_resource_becomes_a_scheduler_claim() {
     let Some(scene) = Scene::with_gpus("classes", "pools: [{name: gpus, count: 4}]\n").await else {
         return;
     };
@@ -226,10 +226,9 @@ async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
     scene.assert_nothing_forbidden();
 }
 
-/// By the config, since the server is older than 1.37. The class is created with the rights of an administrator.
+/// The mechanism is set in the config, since the server is older than 1.37. The class is created with the rights of an administrator.
 #[tokio::test]
-async fn a_device_plugin_with_an_adapter_is_a_driver_whose_devices_the_scheduler_gives_to_pods_with_its_limits()
- {
+async fn adapter_lets_scheduler_allocate_plugin_devices() {
     const ADAPTED: &str = "example.com/nic-through-dra";
     let config = format!(
         "kubernetes: {{extendedResources: dra}}\n\
@@ -306,9 +305,10 @@ async fn a_device_plugin_with_an_adapter_is_a_driver_whose_devices_the_scheduler
     }
 }
 
-/// By the config, since the server is older than 1.37: the pool is in slices, and the class is the one that the command prints.
+/// The mechanism is set in the config, since the server is older than 1.37: the pool is in slices, and the class is the one that the
+/// command prints.
 #[tokio::test]
-async fn a_pool_with_a_name_is_allocated_by_the_scheduler_through_the_class_that_is_printed() {
+async fn named_pool_is_allocated_through_class() {
     let config = "pools: [{name: gpus, count: 4}, {name: named, count: 4, firstIndex: 4, extendedResource: example.com/gpu-through-dra}]\n";
     let through_dra = |options: Options| options.config("kubernetes: {extendedResources: dra}\n");
     let Some(scene) = Scene::with_gpus_and("through-dra", config, through_dra).await else {

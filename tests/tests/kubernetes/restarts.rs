@@ -14,7 +14,7 @@ const SERVICE: &str = "service of the daemon restarts";
 const CRASHES: &str = "daemon crashes";
 const UPDATE: &str = "newer instance takes over and the older one stops";
 const KUBELET: &str = "kubelet is killed and starts";
-/// How often each of them happens.
+/// Number of rounds of each of them.
 const ROUNDS: usize = 20;
 const IN_FLIGHT: usize = 10;
 const BETWEEN: usize = 5;
@@ -26,7 +26,7 @@ const WAIT_MAX_WITHOUT_GAP: Duration = Duration::from_secs(2);
 const RESOURCE: &str = "example.com/gpu";
 
 #[tokio::test]
-async fn a_newer_instance_has_the_claims_of_the_older_one() {
+async fn newer_instance_has_older_claims() {
     let Some(mut scene) = Scene::start("instances").await else {
         return;
     };
@@ -115,8 +115,7 @@ async fn stream(scene: &mut Scene, wants: Wants<'_>, actions: &[&str]) -> Report
 }
 
 #[tokio::test]
-async fn no_pod_with_a_claim_notices_updates_and_restarts_of_the_kubelet_and_in_crashes_only_calls_under_way_fail()
- {
+async fn updates_disturb_no_pod_with_claims() {
     let Some(mut scene) = supervised("restarts", "").await else {
         return;
     };
@@ -149,7 +148,7 @@ async fn no_pod_with_a_claim_notices_updates_and_restarts_of_the_kubelet_and_in_
 }
 
 #[tokio::test]
-async fn no_pod_with_a_claim_notices_restarts_of_a_service_with_a_store_of_descriptors() {
+async fn descriptor_store_restart_disturbs_no_pod() {
     let Some(mut scene) = Scene::with_gpus_and("service", &gpu_pool(""), Options::with_store).await
     else {
         return;
@@ -166,7 +165,7 @@ async fn no_pod_with_a_claim_notices_restarts_of_a_service_with_a_store_of_descr
 }
 
 #[tokio::test]
-async fn pods_with_claims_come_and_go_while_the_container_of_the_daemon_restarts() {
+async fn claims_work_during_container_restarts() {
     let Some(mut scene) = supervised("container", "").await else {
         return;
     };
@@ -176,7 +175,7 @@ async fn pods_with_claims_come_and_go_while_the_container_of_the_daemon_restarts
 }
 
 #[tokio::test]
-async fn pods_with_resources_come_and_go_while_the_daemon_restarts() {
+async fn resources_work_during_daemon_restarts() {
     let resource = format!(", extendedResource: {RESOURCE}");
     let Some(mut scene) = supervised("allocations", &resource).await else {
         return;

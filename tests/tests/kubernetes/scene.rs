@@ -35,9 +35,9 @@ pub(crate) struct Scene {
     pub(crate) node: String,
     pub(crate) kubelet: Kubelet,
     pub(crate) daemon: Daemon,
-    /// What a daemon of the node is started with, beside the UID of its pod.
+    /// Options of a daemon of the node, except the UID of its pod.
     pub(crate) options: Options,
-    /// Of the daemon's user.
+    /// Kubeconfig of the daemon's user.
     pub(crate) kubeconfig: PathBuf,
     /// UID of the daemon's pod.
     uid: String,
@@ -121,7 +121,7 @@ impl Scene {
         .await
     }
 
-    /// What a daemon of the node's first pod is started with.
+    /// Returns the options of a daemon of the node's first pod.
     pub(crate) fn same_instance(&self) -> Options {
         instance(&self.options, &self.uid)
     }
@@ -274,7 +274,7 @@ pub(crate) fn cdi_devices(prepared: &Value) -> Vec<String> {
     names
 }
 
-/// What the daemon of a pod is started with.
+/// Returns the options of the daemon of a pod.
 pub(crate) fn instance(options: &Options, uid: &str) -> Options {
     options.clone().arg("--instance-uid", uid)
 }

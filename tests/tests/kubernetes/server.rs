@@ -10,7 +10,7 @@ use nodedock_tests::go::{KUBERNETES_VERSION_FLAGS, Module};
 use nodedock_tests::machine::or_skip;
 use serde_json::{Value, json};
 
-/// How to reach a running API server, and what else the tests need of the control plane.
+/// Address of a running API server, and other data about the control plane that the tests need.
 #[derive(Debug)]
 pub(crate) struct Server {
     /// The program with every part of Kubernetes.

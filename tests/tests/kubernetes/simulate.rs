@@ -14,7 +14,7 @@ use crate::server::server;
 const NAMESPACE: &str = "simulated";
 
 #[tokio::test]
-async fn devices_of_virtual_nodes_are_allocated_and_their_claims_prepared_and_unprepared() {
+async fn simulated_devices_are_allocated_and_prepared() {
     let Some(server) = server().await else { return };
     let admin = std::fs::read_to_string(&server.admin).expect("the kubeconfig is there");
     let api = Api::of(&admin).await;

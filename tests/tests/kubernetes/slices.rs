@@ -36,7 +36,7 @@ fn lost(sent: &Value, stored: &Value, path: &str, all: &mut Vec<String>) {
 }
 
 #[tokio::test]
-async fn every_field_of_a_slice_is_stored_and_slices_follow_the_inventory() {
+async fn slices_keep_fields_and_follow_inventory() {
     let Some(scene) = Scene::start("slices").await else {
         return;
     };
@@ -104,7 +104,7 @@ async fn every_field_of_a_slice_is_stored_and_slices_follow_the_inventory() {
 }
 
 #[tokio::test]
-async fn slices_that_others_change_are_written_again_and_foreign_ones_are_deleted() {
+async fn changed_or_foreign_slices_are_repaired() {
     let Some(scene) = Scene::with_gpus("edits", "pools: [{name: gpus, count: 2}]\n").await else {
         return;
     };

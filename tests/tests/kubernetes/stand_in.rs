@@ -1,4 +1,4 @@
-//! The API server that stands in for a real one in other tests, held against the real one: the requests of a daemon have the same answers.
+//! The stand-in of the API server in other tests, compared with the real one: the requests of a daemon have the same answers.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,11 @@ use nodedock_stand_ins::api_server::ApiServer;
 use nodedock_tests::cluster::NODE;
 use serde_json::{Value, json};
 
-use crate::api::{APPLY, Answer, Api, JSON, MERGE};
+use crate::api::{APPLY, Api, ApiResponse, JSON, MERGE};
 use crate::scene::{SLICES, path};
 use crate::server::server;
 
-/// What the answers have to have in common, beside their code.
+/// Parts of the answers that have to be equal, in addition to their code.
 #[derive(Clone, Copy, PartialEq)]
 enum Compared {
     /// Everything, but values that differ between any two servers.
@@ -89,9 +89,9 @@ fn refusal(status: &Value) -> Value {
     refusal
 }
 
-/// How the answers differ.
-fn differences(compared: Compared, real: &Answer, stand_in: &Answer) -> Vec<String> {
-    let body = |answer: &Answer| match answer.body["reason"] == "Invalid" {
+/// Returns the differences between the answers.
+fn differences(compared: Compared, real: &ApiResponse, stand_in: &ApiResponse) -> Vec<String> {
+    let body = |answer: &ApiResponse| match answer.body["reason"] == "Invalid" {
         true => refusal(&answer.body),
         false => plain(&answer.body),
     };
@@ -172,7 +172,7 @@ fn claim() -> Value {
     })
 }
 
-/// As the scheduler leaves it.
+/// Returns an allocation as the scheduler writes it.
 fn allocation(pod: &Value) -> Value {
     let result =
         json!({"request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": "gpu-0"});
@@ -229,7 +229,7 @@ struct Both {
 }
 
 impl Both {
-    async fn send(&mut self, case: Case) -> [Answer; 2] {
+    async fn send(&mut self, case: Case) -> [ApiResponse; 2] {
         let Case {
             what,
             method,
@@ -251,7 +251,7 @@ impl Both {
         kind: &str,
         bodies: [&Value; 2],
         compared: Compared,
-    ) -> [Answer; 2] {
+    ) -> [ApiResponse; 2] {
         let [one, other] = bodies.map(|body| (!body.is_null()).then_some(body));
         let real = self.real.send(method.clone(), path, kind, one).await;
         let stand_in = self.stand_in.send(method.clone(), path, kind, other).await;
@@ -265,7 +265,7 @@ impl Both {
         [real, stand_in]
     }
 
-    /// As [`Self::each`] for an answer whose message names UIDs or versions.
+    /// Compares as [`Self::each`] does, for an answer whose message names UIDs or versions.
     async fn each_but_message(
         &mut self,
         what: &str,
@@ -292,8 +292,8 @@ impl Both {
         what: &str,
         request: &str,
         compared: Compared,
-        real: &Answer,
-        stand_in: &Answer,
+        real: &ApiResponse,
+        stand_in: &ApiResponse,
     ) {
         let found = differences(compared, real, stand_in);
         self.differences.extend(
@@ -322,7 +322,7 @@ impl Both {
         path: &str,
         body: Value,
         compared: Compared,
-    ) -> [Answer; 2] {
+    ) -> [ApiResponse; 2] {
         let path = path.to_owned();
         self.send(Case {
             what,
@@ -470,7 +470,7 @@ async fn claims(both: &mut Both, pods: [Value; 2]) {
     let none = with(applied("gpu-0"), "/status", json!({"devices": []}));
     both.patch("no status any more", &apply, APPLY, none, Everything)
         .await;
-    let version = |answer: &Answer| {
+    let version = |answer: &ApiResponse| {
         answer.body["metadata"]["resourceVersion"]
             .as_str()
             .map(str::to_owned)
@@ -481,7 +481,7 @@ async fn claims(both: &mut Both, pods: [Value; 2]) {
     let watched = format!("{claims}?fieldSelector=metadata.name%3Dclaim");
     let real = both.real.watch(&watched, &versions[0], 3).await;
     let stand_in = both.stand_in.watch(&watched, &versions[1], 3).await;
-    let answer = |events: Vec<Value>| Answer {
+    let answer = |events: Vec<Value>| ApiResponse {
         code: 200,
         body: events.into(),
     };
@@ -708,7 +708,7 @@ async fn events(both: &mut Both) {
 }
 
 #[tokio::test]
-async fn the_stand_in_answers_a_daemon_s_requests_as_the_real_server_does() {
+async fn stand_in_answers_like_api_server() {
     let Some(server) = server().await else { return };
     let admin = std::fs::read_to_string(&server.admin).expect("the kubeconfig is there");
     let api_server = ApiServer::start().await;

@@ -21,7 +21,7 @@ use crate::scene::{cdi_devices, gpus, path, pod, pod_with_claim, remove};
 /// The longest time for which a pod holds its claim.
 const HOLD: Duration = Duration::from_millis(200);
 
-/// Where the pods run, and how many.
+/// The setup of the pods, and their number.
 pub(crate) struct Stream<'a> {
     pub(crate) api: &'a Api,
     pub(crate) kubelet: &'a Kubelet,
@@ -37,7 +37,7 @@ pub(crate) struct Stream<'a> {
     pub(crate) between: usize,
 }
 
-/// What each pod has a device by.
+/// The way in which each pod gets a device.
 #[derive(Clone, Copy)]
 pub(crate) enum Wants<'a> {
     /// A claim, which the kubelet prepares and unprepares.
@@ -46,7 +46,7 @@ pub(crate) enum Wants<'a> {
     Resource(&'a str),
 }
 
-/// What the pods met, by the action that had begun last.
+/// Results of the pods, by the action that had begun last.
 #[derive(Debug, Default)]
 pub(crate) struct Report(BTreeMap<String, Tally>);
 
@@ -66,7 +66,7 @@ pub(crate) struct Tally {
     pub(crate) errors: BTreeMap<String, usize>,
 }
 
-struct State {
+struct StreamState {
     progress: watch::Sender<Progress>,
     report: Mutex<Report>,
 }
@@ -82,7 +82,7 @@ struct Progress {
 impl Stream<'_> {
     /// Runs pods, and each action in turn after so many more pods have ended. Returns when all pods have ended.
     pub(crate) async fn run(&self, actions: &[&str], mut action: impl AsyncFnMut(&str)) -> Report {
-        let state = State {
+        let state = StreamState {
             progress: watch::Sender::default(),
             report: Mutex::default(),
         };
@@ -109,7 +109,7 @@ impl Stream<'_> {
     }
 
     /// One pod after the other.
-    async fn work(&self, number: usize, state: &State) {
+    async fn work(&self, number: usize, state: &StreamState) {
         let mut turn = 0;
         while !state.progress.borrow().is_last {
             self.pod(&format!("stream-{number}-{turn}"), state).await;
@@ -118,7 +118,7 @@ impl Stream<'_> {
     }
 
     /// A pod from its creation to its end.
-    async fn pod(&self, name: &str, state: &State) {
+    async fn pod(&self, name: &str, state: &StreamState) {
         match self.wants {
             Wants::Claim => self.pod_with_claim(name, state).await,
             Wants::Resource(resource) => self.pod_with_resource(name, resource, state).await,
@@ -126,7 +126,7 @@ impl Stream<'_> {
         state.progress.send_modify(|progress| progress.done += 1);
     }
 
-    async fn pod_with_claim(&self, name: &str, state: &State) {
+    async fn pod_with_claim(&self, name: &str, state: &StreamState) {
         pod_with_claim(self.api, self.node, name, gpus(1)).await;
         self.bound(name, state).await;
         let prepared = self.repeat("prepare", name, state).await;
@@ -144,7 +144,7 @@ impl Stream<'_> {
         remove(self.api, self.node, name).await;
     }
 
-    async fn pod_with_resource(&self, name: &str, resource: &str, state: &State) {
+    async fn pod_with_resource(&self, name: &str, resource: &str, state: &StreamState) {
         let (pods, container) = (
             path(self.node, "pods"),
             json!({"resources": {"limits": {resource: "1"}}}),
@@ -167,7 +167,7 @@ impl Stream<'_> {
             .done();
     }
 
-    async fn bound(&self, pod: &str, state: &State) {
+    async fn bound(&self, pod: &str, state: &StreamState) {
         let began = Instant::now();
         self.kubelet.bound(self.node, pod, self.driver).await;
         state.note(Instant::now(), |tally| {
@@ -176,7 +176,7 @@ impl Stream<'_> {
     }
 
     /// Repeats a command until it succeeds. Gives its result.
-    async fn repeat(&self, what: &'static str, pod: &str, state: &State) -> Value {
+    async fn repeat(&self, what: &'static str, pod: &str, state: &StreamState) -> Value {
         // What a kubelet refuses just after its own start is not the daemon's fault.
         self.kubelet.was_registered(self.driver).await;
         let Repeated {
@@ -211,7 +211,7 @@ fn without_names(error: &str) -> String {
 }
 
 impl Stream<'_> {
-    /// How many CDI files have a device.
+    /// Returns the number of CDI files that have a device.
     fn files_with(&self, device: &str) -> usize {
         let entries = std::fs::read_dir(self.cdi)
             .expect("the directory is there")
@@ -224,7 +224,7 @@ impl Stream<'_> {
     }
 }
 
-impl State {
+impl StreamState {
     /// Waits until so many pods more have ended.
     async fn more_done(&self, count: usize) {
         let mut progress = self.progress.subscribe();
@@ -272,7 +272,7 @@ impl Report {
 }
 
 impl Tally {
-    /// How many pods had to repeat a command.
+    /// Returns the number of pods that had to repeat a command.
     pub(crate) fn failed(&self, what: &str) -> usize {
         self.failed.get(what).copied().unwrap_or_default()
     }

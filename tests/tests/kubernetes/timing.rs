@@ -1,5 +1,5 @@
-//! What a pod's prepare costs: requests, commits and calls of the driver are counted. The times at a real kubelet and API server, beside those of
-//! a driver on the official Go library in the same run, are printed and not asserted. Those of a release build:
+//! Cost of a pod's prepare: requests, commits and calls of the driver are counted. The times at a real kubelet and API server, beside those
+//! of a driver on the official Go library in the same run, are printed and not asserted. Those of a release build:
 //!
 //! ```text
 //! cargo build --release -p nodedockd -p nodedock
@@ -121,7 +121,7 @@ fn mean(name: &str, labels: &[(&str, &str)], looks: &[Exposition; 2]) -> (f64, f
 }
 
 #[tokio::test]
-async fn a_prepare_costs_one_request_one_commit_and_one_call_of_the_driver() {
+async fn prepare_costs_one_request_commit_call() {
     let gpu_pool = "pools: [{name: gpus, count: 4}]\n";
     let Some(scene) = Scene::with_gpus(NODE, gpu_pool).await else {
         return;

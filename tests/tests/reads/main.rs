@@ -14,7 +14,7 @@ use nodedock_base::failpoint::{fail_system_call, system_calls};
 use nodedock_core::driver::Published;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::Problem;
 use nodedock_model::grant::Grant;
 use nodedock_tests::drivers::{Form, side_file, wasm};
@@ -158,7 +158,7 @@ async fn renames_leave_out_no_device() {
 }
 
 #[tokio::test]
-async fn a_system_call_that_fails_leaves_out_no_device() {
+async fn failed_system_call_hides_no_device() {
     let _alone = ALONE.lock().await;
     let directory = tempfile::tempdir().unwrap();
     machine::make(directory.path());

@@ -252,11 +252,13 @@ struct SpecNode {
 
 /// Every path becomes part of a shell line, so only plain characters are allowed.
 pub(super) fn check_plain(paths: &[String]) -> Result<()> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.:+".contains(c);
-    match paths.iter().find(|path| !path.chars().all(plain)) {
-        Some(path) => bail!("{path:?} is not the path of a device node"),
-        None => Ok(()),
+    for path in paths {
+        let mut characters = path.chars();
+        if !characters.all(|c| c.is_ascii_alphanumeric() || "/-_.:+".contains(c)) {
+            bail!("{path:?} is not the path of a device node");
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_wanted_path_is_chosen_whatever_the_order_of_devices() {
+    fn preferred_path_wins_in_any_order() {
         let devices = devices(
             r#"[{"driver": "d", "pool": "n", "name": "loop3", "attributes": {"path": "/dev/loop3"}},
                 {"driver": "d", "pool": "n", "name": "net-tun"},
@@ -284,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unhealthy_or_unknown_device_is_not_chosen() {
+    fn unhealthy_device_is_not_chosen() {
         let devices = devices(
             r#"[{"driver": "d", "pool": "n", "name": "fuse", "health": "unhealthy"},
                 {"driver": "d", "pool": "n", "name": "gpu-0", "attributes": null, "health": "unknown"}]"#,
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_known_by_its_file() {
+    fn driver_is_recognized_by_its_file() {
         let rows: Vec<DriverRow> = serde_json::from_str(
             r#"[{"source": "mock-gpu.wasm", "state": "serving"}, {"source": "/x/pci.wasm", "state": "seen"}]"#,
         )
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_claim_is_an_error_that_says_why() {
+    fn refused_claim_is_an_error() {
         let prepared: Prepared = serde_json::from_str(
             r#"{"pod": {}, "claims": [{"name": "c", "outcome": "refused", "problem": {"message": "taken"}}],
                 "containers": []}"#,
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn prepare_must_name_a_claim_and_a_cdi_device() {
+    fn prepare_needs_claim_and_cdi_device() {
         let read = |json| serde_json::from_str::<Prepared>(json).unwrap();
         assert!(
             read(r#"{"claims": [], "containers": [{"cdiDevices": ["v/c=a"]}]}"#)
@@ -340,7 +342,7 @@ mod tests {
         "containerEdits": {"env": ["COMMON=yes"]}}"##;
 
     #[test]
-    fn a_promise_is_read_from_the_spec_of_its_device_only() {
+    fn promise_comes_from_its_cdi_device() {
         let promise = Promise::read(SPEC, "v.example/node=a").unwrap();
         assert_eq!(promise.nodes, ["/dev/fuse"]);
         assert_eq!(promise.env, ["A=1", "COMMON=yes"]);
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_that_the_container_does_not_see_is_an_error() {
+    fn unfulfilled_promise_is_an_error() {
         let promise = Promise::read(SPEC, "v.example/node=a").unwrap();
         let node = "crw-rw-rw-    1 0        0          10, 229 Nov 19 23:31 /dev/fuse";
         let output = format!("{node}\nHOME=/\nA=1\nCOMMON=yes\n");
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_with_shell_words_is_refused() {
+    fn path_with_shell_characters_is_refused() {
         check_plain(&[
             "/dev/net/tun".into(),
             "/dev/dri/by-path/pci-0000:00:02.0-card".into(),

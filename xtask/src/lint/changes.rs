@@ -57,7 +57,8 @@ fn quoted(cell: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a file is one that a change may touch: shipped code, the contract, the protocols and the docs, without tests and decisions.
+/// Returns whether a file is one that a change may touch: shipped code, the contract, the protocols and the docs, without tests and
+/// decisions.
 pub(super) fn is_looked_at(path: &str) -> bool {
     let is_doc = path.starts_with("docs/") && !path.starts_with("docs/decisions/");
     is_production(path) && !is_beside_code(path)
@@ -73,14 +74,9 @@ fn is_beside_code(path: &str) -> bool {
 
 /// Returns the differences between a row and the files, each with its content.
 pub(super) fn differences(change: &Change, files: &[(String, String)]) -> Vec<String> {
-    let has_it = |text: &str| {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-        text.split(|c| !is_part(c))
-            .any(|word| change.words.iter().any(|known| known == word))
-    };
     let found: BTreeSet<_> = files
         .iter()
-        .filter(|(_, text)| has_it(without_tests(text)))
+        .filter(|(_, text)| has_one(without_tests(text), &change.words))
         .map(|(path, _)| path.clone())
         .collect();
     let Change { what, words, .. } = change;
@@ -90,6 +86,11 @@ pub(super) fn differences(change: &Change, files: &[(String, String)]) -> Vec<St
     let not_found = change.files.difference(&found);
     let not_found = not_found.map(|path| format!("{what}: {path} is listed and has no {words}"));
     not_listed.chain(not_found).collect()
+}
+
+fn has_one(text: &str, words: &[String]) -> bool {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'))
+        .any(|word| words.iter().any(|known| known == word))
 }
 
 fn without_tests(text: &str) -> &str {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_the_table_is_refused() {
+    fn page_without_the_table_is_refused() {
         for (text, word) in [
             ("# Page", "no heading"),
             ("## What a change touches\nnothing", "no table"),
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_decisions_are_not_looked_at() {
+    fn tests_and_decisions_are_skipped() {
         for path in [
             "host/core/src/lib.rs",
             "wit/host.wit",

@@ -15,12 +15,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use super::code::code_of;
-
-/// Re-exports that are followed from one path.
-const USES_MAX: usize = 8;
+use super::modules::{Code, Modules, Path, shown};
 
 /// Modules that need one another.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,16 +30,9 @@ pub(super) struct Circle {
     steps: Steps,
 }
 
-impl Circle {
-    /// The crate's root and the parent of the modules.
-    pub(super) fn place(&self) -> (&str, String) {
-        (&self.root, shown(&self.parent))
-    }
-}
-
 impl fmt::Display for Circle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (root, parent) = self.place();
+        let (root, parent) = (&self.root, shown(&self.parent));
         write!(f, "{root}: in {parent}: {}", self.modules.join(", "))?;
         for (from, to) in &self.steps {
             write!(f, "\n  {} names {}", shown(from), shown(to))?;
@@ -51,39 +41,12 @@ impl fmt::Display for Circle {
     }
 }
 
-/// A module, from the root of its crate.
-type Path = Vec<String>;
-
-fn shown(path: &[String]) -> String {
-    std::iter::once("crate")
-        .chain(path.iter().map(String::as_str))
-        .collect::<Vec<_>>()
-        .join("::")
-}
-
-/// Whether a file is the root of a library or program.
-pub(super) fn is_root(path: &str) -> bool {
-    let Some((_, file)) = path.split_once("/src/") else {
-        return false;
-    };
-    let is_program = file.strip_prefix("bin/").is_some_and(|file| {
-        let is_file = !file.contains('/') && file.ends_with(".rs");
-        is_file || (file.split('/').count() == 2 && file.ends_with("/main.rs"))
-    });
-    (matches!(file, "lib.rs" | "main.rs") || is_program) && !path.contains("/templates/")
-}
-
 /// Returns the circles of a crate. `read` returns nothing for a file that is not there.
 pub(super) fn circles(
     root: &str,
     read: &dyn Fn(&str) -> Result<Option<String>>,
 ) -> Result<Vec<Circle>> {
-    let mut modules = Modules {
-        read,
-        found: BTreeMap::new(),
-    };
-    let (directory, _) = root.rsplit_once('/').unwrap_or_default();
-    modules.file(root, directory, Vec::new())?;
+    let modules = Modules::read(root, read, Code::OfEveryBuild)?;
     let mut graphs: BTreeMap<Path, Graph> = BTreeMap::new();
     for (from, to) in modules.names() {
         let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
@@ -110,7 +73,7 @@ pub(super) fn circles(
 /// A path for each step of a circle: the module that has it, and the one that it names.
 type Steps = Vec<(Path, Path)>;
 
-/// Which child names which, with an example.
+/// Map from each child module to those that it names, with an example.
 #[derive(Default)]
 struct Graph(BTreeMap<String, BTreeMap<String, (Path, Path)>>);
 
@@ -149,252 +112,6 @@ impl Graph {
     }
 }
 
-/// The modules of a crate.
-struct Modules<'a> {
-    read: &'a dyn Fn(&str) -> Result<Option<String>>,
-    found: BTreeMap<Path, Module>,
-}
-
-/// What a module names, by paths as they are written, without `use` and with.
-#[derive(Default)]
-struct Module {
-    paths: Vec<Path>,
-    /// By the name that a `use` brings; `*` for all names.
-    uses: Vec<(String, Path)>,
-}
-
-impl Modules<'_> {
-    fn file(&mut self, file: &str, directory: &str, module: Path) -> Result<()> {
-        let text = (self.read)(file)?.with_context(|| format!("there is no file {file}"))?;
-        let code = code_of(&text);
-        let mut tokens = Tokens(without_tests(tokens(&code)).into());
-        self.module(&mut tokens, directory, module)
-    }
-
-    /// Reads a module up to the brace that ends it, or to the end of its file.
-    fn module(&mut self, tokens: &mut Tokens<'_>, directory: &str, module: Path) -> Result<()> {
-        let (mut found, mut depth) = (Module::default(), 0);
-        while let Some(token) = tokens.next() {
-            match token {
-                "mod" => {
-                    let (name, next) = (tokens.next().unwrap_or_default(), tokens.next());
-                    let below = format!("{directory}/{name}");
-                    let child = [module.as_slice(), &[name.to_owned()]].concat();
-                    match next {
-                        Some("{") => self.module(tokens, &below, child)?,
-                        Some(";") => self.file(&format!("{below}.rs"), &below, child)?,
-                        _ => bail!("{}: mod {name} is no module", shown(&module)),
-                    }
-                }
-                // Not of `impl Trait + use<T>`.
-                "use" if tokens.peek() != Some("<") => used(tokens, Vec::new(), &mut found.uses),
-                "{" => depth += 1,
-                "}" if depth == 0 => break,
-                "}" => depth -= 1,
-                word if is_word(word) && tokens.peek() == Some("::") => {
-                    let mut path = vec![word.to_owned()];
-                    while tokens.peek() == Some("::") {
-                        tokens.next();
-                        match tokens.peek().filter(|word| is_word(word)) {
-                            Some(word) => path.push(word.to_owned()),
-                            None => break,
-                        }
-                        tokens.next();
-                    }
-                    found.paths.push(path);
-                }
-                _ => {}
-            }
-        }
-        self.found.insert(module, found);
-        Ok(())
-    }
-
-    /// Each module with each one that it names.
-    fn names(&self) -> BTreeSet<(Path, Path)> {
-        let paths = |module: &Module| {
-            let uses = module.uses.iter().map(|(_, path)| path.clone());
-            module.paths.iter().cloned().chain(uses).collect::<Vec<_>>()
-        };
-        let all = self.found.iter().flat_map(|(from, module)| {
-            let named = paths(module);
-            let named = named
-                .into_iter()
-                .filter_map(|path| self.named(from, &path, 0));
-            named.map(|to| (from.clone(), to)).collect::<Vec<_>>()
-        });
-        all.collect()
-    }
-
-    /// The module that a path in a module leads to; none: it is of another crate.
-    fn named(&self, module: &[String], path: &[String], uses: usize) -> Option<Path> {
-        let mut rest = path;
-        let mut at = match rest.first()?.as_str() {
-            "crate" => Vec::new(),
-            "self" | "super" => module.to_vec(),
-            child if self.has(module, child) => module.to_vec(),
-            _ => return None,
-        };
-        while let Some(("crate" | "self", after)) = first(rest) {
-            rest = after;
-        }
-        while let Some(("super", after)) = first(rest) {
-            at.pop();
-            rest = after;
-        }
-        while let Some((name, after)) = first(rest) {
-            if self.has(&at, name) {
-                at.push(name.to_owned());
-                rest = after;
-                continue;
-            }
-            let declared = self.found.get(&at).map_or(&[][..], |module| &module.uses);
-            let found = declared.iter().filter(|(brought, _)| brought == name);
-            let mut led = found.filter_map(|(_, path)| match uses < USES_MAX {
-                true => self.named(&at, path, uses + 1),
-                false => None,
-            });
-            return Some(led.next().unwrap_or(at));
-        }
-        Some(at)
-    }
-
-    fn has(&self, module: &[String], child: &str) -> bool {
-        self.found
-            .contains_key(&[module, &[child.to_owned()]].concat())
-    }
-}
-
-fn first(path: &[String]) -> Option<(&str, &[String])> {
-    path.split_first().map(|(name, rest)| (name.as_str(), rest))
-}
-
-/// Reads the tree of a `use` up to its end.
-fn used(tokens: &mut Tokens<'_>, mut path: Path, uses: &mut Vec<(String, Path)>) {
-    while let Some(token) = tokens.peek() {
-        match token {
-            "," | "}" | ";" => break,
-            "::" => {}
-            "{" => {
-                tokens.next();
-                while tokens
-                    .peek()
-                    .is_some_and(|token| !matches!(token, "}" | ";"))
-                {
-                    used(tokens, path.clone(), uses);
-                    if tokens.peek() == Some(",") {
-                        tokens.next();
-                    }
-                }
-                tokens.next();
-                return;
-            }
-            "as" => {
-                tokens.next();
-                let name = tokens.next().unwrap_or_default().to_owned();
-                return uses.push((name, path));
-            }
-            // Of `a::{self}`.
-            "self" if !path.is_empty() => {}
-            word => path.push(word.to_owned()),
-        }
-        tokens.next();
-    }
-    if path.last().is_some_and(|name| name == "*") {
-        path.pop();
-        return uses.push(("*".to_owned(), path));
-    }
-    if let Some(name) = path.last().cloned() {
-        uses.push((name, path));
-    }
-}
-
-struct Tokens<'a>(std::collections::VecDeque<&'a str>);
-
-impl<'a> Tokens<'a> {
-    fn next(&mut self) -> Option<&'a str> {
-        self.0.pop_front()
-    }
-
-    fn peek(&self) -> Option<&'a str> {
-        self.0.front().copied()
-    }
-}
-
-/// Words, `::`, and each other sign.
-fn tokens(code: &str) -> Vec<&str> {
-    let mut tokens = Vec::new();
-    let mut rest = code.trim_start();
-    while let Some(next) = rest.chars().next() {
-        let is_in_word = |c: char| c.is_alphanumeric() || c == '_';
-        let length = match next {
-            _ if rest.starts_with("::") => 2,
-            next if is_in_word(next) => rest.find(|c| !is_in_word(c)).unwrap_or(rest.len()),
-            next => next.len_utf8(),
-        };
-        tokens.push(&rest[..length]);
-        rest = rest[length..].trim_start();
-    }
-    tokens
-}
-
-fn is_word(token: &str) -> bool {
-    token.starts_with(|c: char| c.is_alphabetic() || c == '_')
-}
-
-/// Removes what only tests or builds with a feature have: the item, field or arm after each such attribute.
-fn without_tests(tokens: Vec<&str>) -> Vec<&str> {
-    let mut kept = Vec::with_capacity(tokens.len());
-    let mut at = 0;
-    while at < tokens.len() {
-        if !tokens[at..].starts_with(&["#", "[", "cfg"]) {
-            kept.push(tokens[at]);
-            at += 1;
-            continue;
-        }
-        let end = at + 2 + group(&tokens[at + 1..]);
-        let condition = &tokens[at..end.min(tokens.len())];
-        let has = |word: &str| condition.contains(&word);
-        at = end;
-        if (has("test") || has("feature")) && !has("not") {
-            at += item(&tokens[at.min(tokens.len())..]);
-        }
-    }
-    kept
-}
-
-/// The index of the bracket that closes the first one.
-fn group(tokens: &[&str]) -> usize {
-    let mut depth = 0;
-    for (at, token) in tokens.iter().enumerate() {
-        match *token {
-            "(" | "[" | "{" => depth += 1,
-            ")" | "]" | "}" => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return at;
-        }
-    }
-    tokens.len()
-}
-
-/// The tokens of an item, with its attributes.
-fn item(tokens: &[&str]) -> usize {
-    let mut at = 0;
-    while at < tokens.len() {
-        match tokens[at] {
-            ";" | "," => return at + 1,
-            "{" => return at + group(&tokens[at..]) + 1,
-            // The end of what the item is in.
-            "}" | ")" | "]" => return at,
-            "(" | "[" => at += group(&tokens[at..]) + 1,
-            _ => at += 1,
-        }
-    }
-    at
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -415,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_found_however_it_is_written() {
+    fn cycle_is_found_in_every_notation() {
         for (a, b) in [
             ("use crate::b::B;", "use crate::a::A;"),
             ("use super::{c, b::{self, B}};", "fn f() { crate::a::g() }"),
@@ -434,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_below_a_module_is_found() {
+    fn cycle_below_a_module_is_found() {
         let files = [
             ("lib.rs", "mod a;"),
             ("a.rs", "mod x; mod y { use crate::a::z; } mod z;"),
@@ -486,25 +203,5 @@ mod tests {
             ("b.rs", "use crate::a;"),
         ];
         assert_eq!(found(&files), ["crate: a, b"]);
-    }
-
-    #[test]
-    fn roots_are_libraries_and_programs() {
-        for root in [
-            "a/src/lib.rs",
-            "a/src/main.rs",
-            "a/src/bin/b.rs",
-            "a/src/bin/b/main.rs",
-        ] {
-            assert!(is_root(root), "{root}");
-        }
-        for file in [
-            "a/src/b.rs",
-            "a/tests/main.rs",
-            "a/src/bin/b/c.rs",
-            "a/templates/b/src/lib.rs",
-        ] {
-            assert!(!is_root(file), "{file}");
-        }
     }
 }

@@ -1,6 +1,9 @@
 //! Rust code without its comments and texts.
 
-/// Returns the text with blanks in place of comments and of what is in quotes, so that offsets stay.
+/// The attribute of a module whose file has another name.
+const PATH: &str = "#[path = ";
+
+/// Returns the text with blanks in place of comments and of what is in quotes, so that offsets stay. The path of a module stays.
 pub(super) fn code_of(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
@@ -21,6 +24,7 @@ pub(super) fn code_of(text: &str) -> String {
         let taken = length.max(next.len_utf8());
         match length {
             0 => code.push(next),
+            _ if code.ends_with(PATH) => code.push_str(&rest[..taken]),
             _ => code.extend(
                 rest[..taken]
                     .bytes()
@@ -83,7 +87,8 @@ mod tests {
                 format!("x {}\ny", blank(text))
             );
         }
-        let kept = "for<'a> r#type bar r[0]";
-        assert_eq!(code_of(kept), kept);
+        for kept in ["for<'a> r#type bar r[0]", "#[path = \"a.rs\"] mod b;"] {
+            assert_eq!(code_of(kept), kept);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::code::code_of;
 
-/// What makes a failure look like nothing, after a read.
+/// Expressions that hide the failure of a read.
 const DROPS: [&str; 8] = [
     ".ok()",
     "Result::ok",
@@ -45,7 +45,7 @@ const READS: [&str; 19] = [
 
 /// Drops the errors of single entries of a directory.
 const ENTRIES: [&str; 2] = ["entries.flatten()", "entries.filter_map(Result::ok)"];
-/// Of a request of gRPC, which is in memory.
+/// The metadata of a gRPC request, which is in memory.
 const HEADERS: &str = "request.metadata()";
 
 /// Looks at a path that have no error at all, and the words before them that are no paths.
@@ -77,21 +77,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Whether a file is code of a program or a library that is shipped.
+/// Returns whether a file is code of a program or a library that is shipped.
 pub(super) fn is_production(path: &str) -> bool {
     let is_source = path.ends_with(".rs") && path.contains("/src/");
     let is_ours = ["host/", "sdk/", "proto/", "conformance/"]
         .iter()
         .any(|part| path.starts_with(part));
-    let is_test = |part: &str| {
-        let name = part.strip_suffix(".rs").unwrap_or(part);
-        matches!(
-            name,
-            "tests" | "testing" | "fuzz" | "templates" | "test_support"
-        ) || name.ends_with("_tests")
-            || name.starts_with("fake")
-    };
-    is_source && is_ours && !path.split('/').any(is_test)
+    is_source && is_ours && !path.split('/').any(is_of_tests)
+}
+
+fn is_of_tests(part: &str) -> bool {
+    let name = part.strip_suffix(".rs").unwrap_or(part);
+    matches!(
+        name,
+        "tests" | "testing" | "fuzz" | "templates" | "test_support"
+    ) || name.ends_with("_tests")
+        || name.starts_with("fake")
 }
 
 /// Returns the findings of a file.
@@ -134,23 +135,24 @@ fn drops_error(statement: &str) -> bool {
         .replace(".unwrap_or(Err(", "")
         .replace(".unwrap_or_else(|_|Err(", "")
         .replace(HEADERS, "");
-    let is_dropped = |read: &&str| {
-        in_a_row.match_indices(read).any(|(at, _)| {
-            let rest = &in_a_row[at..];
-            // A `?` between them has returned the error.
-            let is_kept = |drop: &&str| {
-                rest.split_once(*drop)
-                    .is_none_or(|(between, _)| between.contains('?'))
-            };
-            (in_a_row[..at].contains("letOk(") && !rest.contains('?')) || !DROPS.iter().all(is_kept)
-        })
-    };
-    READS.iter().any(is_dropped)
+    READS.iter().any(|read| drops_error_of(&in_a_row, read))
         || LOOKS.iter().any(|look| looks_at_path(statement, look))
         || AWAITS
             .iter()
             .chain(&ENTRIES)
             .any(|dropped| in_a_row.contains(dropped))
+}
+
+fn drops_error_of(in_a_row: &str, read: &str) -> bool {
+    in_a_row.match_indices(read).any(|(at, _)| {
+        let rest = &in_a_row[at..];
+        // A `?` between them has returned the error.
+        (in_a_row[..at].contains("letOk(") && !rest.contains('?'))
+            || !DROPS.iter().all(|drop| {
+                rest.split_once(*drop)
+                    .is_none_or(|(between, _)| between.contains('?'))
+            })
+    })
 }
 
 fn looks_at_path(statement: &str, look: &str) -> bool {
@@ -164,7 +166,7 @@ fn looks_at_path(statement: &str, look: &str) -> bool {
     })
 }
 
-/// Whether the reason is in the statement, or in the comment right above it.
+/// Returns whether the reason is in the statement, or in the comment right above it.
 fn has_reason(text: &str, first: usize, end: usize) -> bool {
     let above = text[..first]
         .lines()
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_whose_error_is_dropped_is_found() {
+    fn dropped_read_error_is_found() {
         for dropped in [
             "let a = std::fs::read_to_string(path).unwrap_or_default();",
             "for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {",
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_is_returned_or_has_a_reason_is_not_found() {
+    fn handled_error_is_not_reported() {
         for kept in [
             "let a = std::fs::read_to_string(path)?;",
             "let a = sysfs.find(path)?.unwrap_or_default();",
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_lifetimes_do_not_hide_code() {
+    fn quotes_and_lifetimes_hide_no_code() {
         let text = "fn a<'a>(b: &'a str) { b.split('\"'); }\nlet a = std::fs::read(path).ok();\n";
         assert_eq!(lines(text), [2]);
     }

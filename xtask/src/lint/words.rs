@@ -22,7 +22,7 @@ struct Term {
     replacement: String,
 }
 
-/// Where a term is allowed all the same.
+/// A place where a term is allowed.
 struct Allowance {
     /// Line of the rule.
     line: usize,
@@ -82,11 +82,10 @@ impl Rules {
     fn add(&mut self, number: usize, line: &str) -> Option<()> {
         let (rule, explanation) = line.rsplit_once(": ")?;
         if let Some(terms) = rule.strip_prefix("refuse ") {
-            let term = |term| Term {
+            self.refused.extend(terms.split(", ").map(|term| Term {
                 words: words_of(term),
                 replacement: explanation.to_owned(),
-            };
-            self.refused.extend(terms.split(", ").map(term));
+            }));
             return Some(());
         }
         let rule = rule.strip_prefix("allow ")?;
@@ -112,11 +111,9 @@ impl Rules {
         line: &'a str,
         at: &'a Range<usize>,
     ) -> impl Iterator<Item = &'a Allowance> {
-        let applies =
-            |rule: &&Allowance| rule.term.as_ref().is_none_or(|words| *words == term.words);
         self.allowed
             .iter()
-            .filter(applies)
+            .filter(|rule| rule.term.as_ref().is_none_or(|words| *words == term.words))
             .filter(|rule| rule.scope.contains(path, line, at))
     }
 }
@@ -222,8 +219,10 @@ fn words_in(line: &str) -> Vec<Range<usize>> {
 
 /// Returns whether a letter that follows a letter starts a word: `D` in `driverDir`, `F` in `CDIFile`.
 fn starts_word(bytes: &[u8], at: usize) -> bool {
-    let is_lower = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_lowercase);
-    bytes[at].is_ascii_uppercase() && (is_lower(at - 1) || is_lower(at + 1))
+    bytes[at].is_ascii_uppercase()
+        && [at - 1, at + 1]
+            .into_iter()
+            .any(|beside| bytes.get(beside).is_some_and(u8::is_ascii_lowercase))
 }
 
 /// Returns the places of a term: its words in a row, with at most a space, a dash or an underscore between them.
@@ -237,11 +236,12 @@ fn occurrences<'a>(
             .iter()
             .zip(term)
             .all(|(at, word)| line[at.clone()].eq_ignore_ascii_case(word));
-        let joined = |pair: &[Range<usize>]| {
-            matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_")
-        };
         let place = places[0].start..places[term.len() - 1].end;
-        (equal && places.windows(2).all(joined)).then_some(place)
+        (equal
+            && places
+                .windows(2)
+                .all(|pair| matches!(&line[pair[0].end..pair[1].start], "" | " " | "-" | "_")))
+        .then_some(place)
     })
 }
 
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_is_found_as_a_whole_word_in_text_and_identifiers() {
+    fn term_is_found_as_whole_word() {
         let text = "Folder my_folder FOLDER driversFolder FolderOf CDIFolder folders unfolder";
         assert_eq!(
             refused("folder", text),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_term_of_several_words_is_found_in_every_notation() {
+    fn multiword_term_is_found_everywhere() {
         let text = "give up, give_up GiveUp give-up; give. Up gives up";
         assert_eq!(
             refused("give up", text),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_names_the_place_and_the_replacement() {
+    fn finding_names_place_and_replacement() {
         let report = report(
             "refuse folder, folders: directory",
             "docs/a.md",
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phrase_allows_only_the_terms_inside_it() {
+    fn phrase_allows_only_terms_inside_it() {
         let rules = "refuse folder: directory\nallow folder phrase not-a-folder: a problem code";
         let report = report(rules, "a.rs", "\"not-a-folder\", a folder");
         assert_eq!(report.findings.len(), 1);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_allows_its_file_or_directory_and_counts_the_terms() {
+    fn path_rule_covers_file_or_directory() {
         let rules = "refuse folder: directory\nallow * path host/a: not rewritten yet";
         assert_eq!(
             report(rules, "host/a/b/c/d.rs", "folder folder").allowed["host/a/b/c"],
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_one_term_allows_no_other() {
+    fn rule_allows_only_its_term() {
         let rules = "refuse folder: directory\nrefuse nobody: no one\nallow nobody path a: a user";
         assert_eq!(
             report(rules, "a", "nobody has a folder").findings[0].term,
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_allows_nothing_is_reported() {
+    fn unused_rule_is_reported() {
         let text =
             "# Words\n\nrefuse folder: directory\nallow folder path a: x\nallow folder path b: x";
         let report = report(text, "a", "folder");
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_a_rule_is_an_error() {
+    fn line_without_a_rule_is_error() {
         for line in [
             "refuse folder",
             "allow folder: x",

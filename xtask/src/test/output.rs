@@ -92,14 +92,9 @@ impl Results {
     /// A binary that cargo named listed no tests, or an unnamed binary did.
     pub(crate) fn named(self, binaries: Binaries) -> Result<Outcomes> {
         let (named, documented, ran) = (binaries.names.len(), binaries.documented, self.runs.len());
-        let of_docs = |run: &[(String, Outcome)]| {
-            run.iter()
-                .filter(|(path, _)| path.contains(".rs - "))
-                .count()
-        };
         let (own, docs) = self.runs.split_at(named.min(ran));
-        let in_order = own.iter().all(|run| of_docs(run) == 0)
-            && docs.iter().all(|run| of_docs(run) == run.len());
+        let in_order = own.iter().all(|run| count_of_docs(run) == 0)
+            && docs.iter().all(|run| count_of_docs(run) == run.len());
         ensure!(
             ran >= named + documented && (documented > 0 || ran == named) && in_order,
             "cargo named {named} test binaries and {documented} crates with doc tests, and {ran} listed tests: \
@@ -125,6 +120,12 @@ impl Results {
         }
         Ok(outcomes)
     }
+}
+
+fn count_of_docs(run: &[(String, Outcome)]) -> usize {
+    run.iter()
+        .filter(|(path, _)| path.contains(".rs - "))
+        .count()
 }
 
 /// Parses path and outcome in `PATH ... ok`; a test that must panic is marked between them.
@@ -205,7 +206,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn each_test_is_known_by_its_binary_and_its_end() {
+    fn tests_are_keyed_by_their_binary() {
         let why = Outcome::Skipped("an agent in Go: Go is not installed: really".to_owned());
         let expected = [
             ("doc sdk/src/lib.rs - claim (line 7)", Outcome::Failed),
@@ -234,7 +235,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn a_test_that_failed_was_not_skipped() {
+    fn failed_test_is_not_skipped() {
         let found = outcomes(
             ERRORS,
             &RESULTS.replace("go::list ... ok", "go::list ... FAILED"),
@@ -243,7 +244,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn what_is_no_line_of_the_harness_is_passed_over() {
+    fn lines_outside_the_harness_are_ignored() {
         let noise =
             "test of patience\ntest a ... maybe\nrunning tests\nrunning 1 errand\n2 tests\n";
         assert_eq!(
@@ -254,7 +255,7 @@ test sdk/src/lib.rs - export (line 9) - compile fail ... ok
     }
 
     #[test]
-    fn binaries_without_results_are_an_error_and_so_are_results_without_a_binary() {
+    fn binaries_and_results_have_to_match() {
         assert!(
             misunderstood("", RESULTS)
                 .contains("cargo named 0 test binaries and 0 crates with doc tests, and 5 listed")

@@ -58,7 +58,7 @@ pub(crate) struct Parity(Vec<Row>);
 
 /// Comparison of the table with a run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ParityReport {
     counts: BTreeMap<&'static str, usize>,
     /// Rows of which a test skipped its checks, with the reason.
     skipped: Vec<String>,
@@ -98,8 +98,8 @@ impl Parity {
         }
     }
 
-    pub(crate) fn judge(&self, outcomes: &Outcomes) -> Verdict {
-        let mut verdict = Verdict::default();
+    pub(crate) fn judge(&self, outcomes: &Outcomes) -> ParityReport {
+        let mut verdict = ParityReport::default();
         for row in &self.0 {
             *verdict.counts.entry(row.remark.as_str()).or_default() += 1;
             for test in &row.tests {
@@ -165,9 +165,10 @@ impl Row {
 
 /// Checks that every id of the sets occurs once, and no other.
 fn wrong_ids(rows: &[Row]) -> Vec<String> {
-    let wanted =
-        |(set, count): (&'static str, usize)| (1..=count).map(move |n| format!("{set}{n:02}"));
-    let mut missing: BTreeSet<String> = SETS.into_iter().flat_map(wanted).collect();
+    let mut missing: BTreeSet<String> = SETS
+        .into_iter()
+        .flat_map(|(set, count)| (1..=count).map(move |n| format!("{set}{n:02}")))
+        .collect();
     let all = missing.clone();
     let mut wrong = Vec::new();
     for Row { id, line, .. } in rows {
@@ -184,7 +185,7 @@ fn wrong_ids(rows: &[Row]) -> Vec<String> {
     wrong
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ParityReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts: Vec<_> = self
             .counts
@@ -233,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_this_repository_can_be_read() {
+    fn parity_table_of_repository_parses() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/parity.md");
         let text = std::fs::read_to_string(path).unwrap();
         assert_eq!(Parity::parse(&text).unwrap().0.len(), 194);
     }
 
     #[test]
-    fn rows_are_counted_by_what_they_say() {
+    fn rows_are_counted_by_their_kind() {
         let text = table(&[
             ("DC02", "- `t b`\n- different: because"),
             ("DC03", "- not here: because"),
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_broken_when_its_test_did_not_pass() {
+    fn row_is_broken_without_passed_test() {
         let text = table(&[
             ("DC02", "- `t a`\n- `t b`"),
             ("PR18", "- `t c`"),
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_says_nothing_is_refused_with_its_line() {
+    fn empty_item_names_its_line() {
         for (items, why) in [
             ("", "line 5: DC01 has neither a test nor a reason"),
             (
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_id_is_there_once_and_no_other() {
+    fn every_id_occurs_exactly_once() {
         let good = table(&[]);
         assert_eq!(
             errors(&good.replace("**DV40**", "**DV41**")),

@@ -1,4 +1,4 @@
-//! What the rest of a cluster does: nodes, pods, the scheduler, the kubelet's wiping of slices.
+//! Actions of the rest of a cluster: nodes, pods, the scheduler, the kubelet's wiping of slices.
 
 use nodedock_apiserver::ObjectKey;
 use serde_json::{Value, json};
@@ -53,13 +53,13 @@ impl Allocated {
         }
     }
 
-    /// With a UID of the test's choice.
+    /// Sets the UID.
     pub fn uid(mut self, uid: &str) -> Self {
         self.claim["metadata"]["uid"] = uid.into();
         self
     }
 
-    /// For devices of one node.
+    /// Restricts the allocation to devices of one node.
     pub fn node(mut self, node: &str) -> Self {
         let field = json!({ "key": "metadata.name", "operator": "In", "values": [node] });
         let selector = json!({ "nodeSelectorTerms": [{ "matchFields": [field] }] });
@@ -71,7 +71,7 @@ impl Allocated {
         self.result(json!({ "request": request, "driver": driver, "pool": pool, "device": device }))
     }
 
-    /// A result with whatever a result can have: `shareID`, `consumedCapacity`, `adminAccess`.
+    /// Adds a result with any of its fields: `shareID`, `consumedCapacity`, `adminAccess`.
     pub fn result(mut self, result: Value) -> Self {
         let name = result["request"]
             .as_str()
@@ -117,7 +117,7 @@ impl Allocated {
         self
     }
 
-    /// For a pod, by its name and UID.
+    /// Reserves the claim for a pod, by its name and UID.
     pub fn reserved_for(mut self, pod: &str, uid: &str) -> Self {
         push(
             &mut self.claim["status"]["reservedFor"],
@@ -126,7 +126,7 @@ impl Allocated {
         self
     }
 
-    /// For the pods of a PodGroup, by its name and UID.
+    /// Reserves the claim for the pods of a PodGroup, by its name and UID.
     pub fn reserved_for_group(mut self, group: &str, uid: &str) -> Self {
         push(
             &mut self.claim["status"]["reservedFor"],
@@ -135,9 +135,9 @@ impl Allocated {
         self
     }
 
-    /// Made by a client that writes JSON with space in it. An API server stores the opaque parameters of a claim byte by byte, and
-    /// compares them with the same parameters as it writes them itself, without space: every later write of the claim's status in JSON,
-    /// of whatever kind, looks like a change of `status.allocation` and is refused. That is how a recorded apply was refused.
+    /// Stores the claim as created by a client that writes JSON with spaces. An API server stores the opaque parameters of a claim byte by
+    /// byte, and compares them with the same parameters as it writes them itself, without spaces: every later JSON write of the claim's
+    /// status, of any kind, looks like a change of `status.allocation` and is refused. A recorded apply was refused for this reason.
     pub fn with_spaced_parameters(mut self) -> Self {
         self.spaced = true;
         self
@@ -162,7 +162,7 @@ impl ApiServer {
         })))
     }
 
-    /// What a kubelet reports in its Node object: its version, and what it has allocatable.
+    /// Writes the version and the allocatable resources of a kubelet into its Node object.
     pub fn report_kubelet(&self, node: &str, version: &str, allocatable: Value) {
         self.edit("nodes", "", node, |node| {
             let info = [
@@ -208,7 +208,7 @@ impl ApiServer {
         uid
     }
 
-    /// As the scheduler and the claim controller do when the last pod is gone.
+    /// Deallocates a claim as the scheduler and the claim controller do when its last pod is gone.
     pub fn deallocate_claim(&self, namespace: &str, name: &str) {
         self.edit("resourceclaims", namespace, name, |claim| {
             claim["status"] = json!({});

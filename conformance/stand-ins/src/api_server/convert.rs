@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 const TAINT_RULES: &str = "devicetaintrules";
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
-/// What is served of the group of claims and slices.
+/// The served versions and resources of the group of claims and slices.
 #[derive(Debug)]
 pub(super) struct Served {
     /// Preferred first.

@@ -1,10 +1,10 @@
-//! What goes wrong on request.
+//! Faults that tests inject.
 
 use serde_json::Value;
 
-use super::state::Seen;
+use super::seen::Seen;
 
-/// What becomes of a request instead of, or beside, its answer.
+/// A fault that replaces or accompanies the response to a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
     /// The connection is closed without an answer, and nothing is done.
@@ -39,7 +39,7 @@ impl Fault {
     }
 }
 
-/// Which requests a fault is for: those that match all that is set.
+/// The requests that a fault is for: those that match all fields that are set.
 #[derive(Clone, Debug, Default)]
 pub struct When {
     verb: Option<String>,

@@ -1,4 +1,4 @@
-//! What a test does to objects directly, without a request.
+//! Changes that a test makes to objects directly, without a request.
 
 use nodedock_apiserver::ObjectKey;
 use serde_json::Value;
@@ -68,12 +68,12 @@ impl ApiServer {
         self.look(|state| state.object(resource, namespace, name).cloned())
     }
 
-    /// In the order of namespace and name.
+    /// Returns objects in the order of namespace and name.
     pub fn list(&self, resource: &str) -> Vec<Value> {
         self.look(|state| state.objects(resource).into_iter().cloned().collect())
     }
 
-    /// Takes an object away, whatever finalizers it has. Gives what it was.
+    /// Removes and returns an object, regardless of its finalizers.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let key = ObjectKey {

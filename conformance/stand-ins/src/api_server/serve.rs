@@ -26,7 +26,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::convert::{self, from_v1, to_v1};
 use super::fault::{Fault, drop_field};
-use super::state::{Seen, Shared, State};
+use super::seen::Seen;
+use super::state::{Shared, State};
 
 const BODY_MOST: usize = 3 << 20;
 /// The user of each token.
@@ -66,7 +67,7 @@ impl Listening {
         }
     }
 
-    /// When this is over, nothing listens and no connection is open.
+    /// Stops listening. On return nothing listens and no connection is open.
     pub(super) async fn stop(self) {
         drop(self.end);
         let _ = self.task.await;
@@ -150,7 +151,7 @@ fn never(never: Infallible) -> Broken {
     match never {}
 }
 
-/// What a request is about, in the version of its address.
+/// Returns the resource that a request is for, in the version of its path.
 fn routed(shared: &Shared, head: &Parts) -> Option<(Route, String)> {
     let Some(version) = convert::version(&head.uri) else {
         return shared
@@ -258,7 +259,7 @@ where
     }
 }
 
-/// What is answered whatever was asked.
+/// Returns the response that a fault forces, regardless of the request.
 fn forced(fault: &Fault) -> Option<Response<Body>> {
     const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n";
     match fault {
@@ -375,7 +376,7 @@ async fn converted(answer: Response<Body>, version: String, route: Route) -> Res
     Response::from_parts(head, Full::new(whole).map_err(never).boxed_unsync())
 }
 
-/// What is no resource: the version and the group of claims and slices are as tests set them.
+/// Answers requests for paths that are not resources: tests set the version and the group of claims and slices.
 async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<Body>, Refusal> {
     let path: Vec<&str> = asked
         .seen
@@ -424,7 +425,7 @@ async fn engine(shared: &Shared, uri: Uri) -> Option<Value> {
     serde_json::from_slice(&body.to_bytes()).ok()
 }
 
-/// What is said of the group of claims and slices, and of a version of it.
+/// Returns the discovery document of the group of claims and slices, or of a version of it.
 fn discovery(state: &State, path: &[&str]) -> Option<Value> {
     let versions: Vec<&str> = state.served.versions.iter().map(String::as_str).collect();
     match path {
@@ -486,7 +487,7 @@ async fn half(answer: Response<Body>, is_watch: bool) -> Result<Response<Body>, 
     ))
 }
 
-/// What is sent up to here, and then breaks.
+/// Returns a body that breaks after these first bytes.
 fn broken_after(first: Bytes) -> impl Stream<Item = Result<Frame<Bytes>, Broken>> + Send {
     let breaks = async {
         // What is there is sent before the server looks again.

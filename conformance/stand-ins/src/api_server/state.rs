@@ -1,4 +1,4 @@
-//! What was asked for and what goes wrong, beside the objects of the engine. One lock, held for moments and never over a wait; the engine
+//! Requests, injected faults and settings, beside the objects of the engine. One lock, held briefly and never across an await; the engine
 //! does not write while it is held.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nodedock_apiserver::{
-    Cause, Check, Loaded, Memory, ObjectWrite, Options, Query, Resource, Route, Server, Snapshot,
+    Cause, Check, Loaded, Memory, ObjectWrite, Options, Resource, Route, Server, Snapshot,
     immutable_allocation,
 };
 use serde_json::Value;
@@ -14,41 +14,10 @@ use tokio::sync::watch;
 
 use super::convert::Served;
 use super::fault::Faults;
+use super::seen::Seen;
 
-/// Of the requests in the story of a wait that failed.
+/// Number of requests in the report of a wait that failed.
 const STORY_LINES: usize = 60;
-
-/// A request and its answer.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    /// As RBAC names it; for what is no resource the method in small letters.
-    pub verb: String,
-    pub group: String,
-    pub version: String,
-    /// The plural; empty for what is no resource.
-    pub resource: String,
-    pub subresource: String,
-    pub namespace: String,
-    pub name: String,
-    pub path: String,
-    pub query: Query,
-    pub user_agent: String,
-    pub content_type: String,
-    /// What was sent, if it was JSON.
-    pub body: Option<Value>,
-    /// Of the answer; 0 if the connection was closed instead.
-    pub code: u16,
-}
-
-impl Seen {
-    /// With the subresource, as RBAC names it.
-    pub fn full_resource(&self) -> String {
-        match self.subresource.as_str() {
-            "" => self.resource.clone(),
-            subresource => format!("{}/{subresource}", self.resource),
-        }
-    }
-}
 
 /// Everything that the server holds.
 #[derive(Debug)]
@@ -59,14 +28,14 @@ pub struct State {
     pub(super) requests: Vec<Seen>,
     pub(super) faults: Faults,
     pub(super) served: Served,
-    /// Of Kubernetes 1, as `/version` reports it.
+    /// Minor version of Kubernetes 1, as `/version` reports it.
     pub(super) minor_version: String,
     pub(super) tokens: Vec<String>,
     pub(super) denied: Vec<(String, String)>,
     pub(super) rules: Option<Vec<Value>>,
 }
 
-/// By plural or kind.
+/// Returns the resource of a plural or kind.
 pub(super) fn named(name: &str) -> &'static Resource {
     nodedock_apiserver::resource(name)
         .unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
@@ -117,7 +86,7 @@ impl State {
         &self.requests
     }
 
-    /// How many watches of a resource are open.
+    /// Returns the number of open watches of a resource.
     pub fn watches(&self, resource: &str) -> usize {
         self.watches.get(resource).copied().unwrap_or_default()
     }
@@ -196,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// For looking, with the objects as they are now.
+    /// Locks the state after updating its copy of the objects.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = locked(&self.state);
         state.objects = self.server.snapshot();
@@ -215,7 +184,7 @@ impl Shared {
         locked(&self.spaced).insert(uid.to_owned());
     }
 
-    /// Of the state and of the objects.
+    /// Returns receivers for changes of the state and of the objects.
     pub(super) fn ticks(&self) -> [watch::Receiver<()>; 2] {
         [self.tick.subscribe(), self.server.ticks()]
     }

@@ -1,4 +1,4 @@
-//! Against the recordings, and the rest as a client meets it.
+//! Tests against the recordings, and tests of everything else as a client sees it.
 
 mod behaviour;
 mod client;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Between tries to connect: a socket's file is there a moment before its server listens on it.
+/// Pause between attempts to connect: a socket's file exists shortly before its server listens on it.
 const AGAIN: Duration = Duration::from_millis(10);
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEAD_BYTES: usize = 9;

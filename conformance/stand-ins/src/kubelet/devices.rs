@@ -11,8 +11,7 @@ use nodedock_proto::kubelet::device_plugin::v1beta1::registration_server::{
     Registration, RegistrationServer,
 };
 use nodedock_proto::kubelet::device_plugin::v1beta1::{
-    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
-    ContainerPreferredAllocationRequest, Device, DevicePluginOptions, Empty,
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
     PreferredAllocationRequest, RegisterRequest,
 };
 use nodedock_proto::unix;
@@ -23,81 +22,11 @@ use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::authority;
+use super::device_plugin::{Allocation, Plugin};
 use super::state::Shared;
 
 /// Allocate and preferred allocations have no deadline; a test has.
 const NO_DEADLINE: Duration = crate::deadline::DEADLINE;
-
-/// A resource as the node would report it.
-#[derive(Clone, Debug, Default)]
-pub struct Resource {
-    pub devices: Vec<Device>,
-    /// Whether its plugin's list is followed. Devices of a plugin that is gone are unhealthy.
-    pub running: bool,
-    pub prefers: bool,
-}
-
-impl Resource {
-    /// IDs of devices that can be allocated.
-    pub fn healthy(&self) -> Vec<&str> {
-        self.devices
-            .iter()
-            .filter(|device| device.health == "Healthy")
-            .map(|device| device.id.as_str())
-            .collect()
-    }
-}
-
-/// What a container was given.
-#[derive(Clone, Debug)]
-pub struct Allocation {
-    pub(super) number: u64,
-    pub resource: String,
-    pub ids: Vec<String>,
-    pub answer: ContainerAllocateResponse,
-}
-
-impl Allocation {
-    /// The name of the pod that has it, in the namespace `default`.
-    pub fn pod(&self) -> String {
-        format!("pod-{}", self.number)
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Plugin {
-    number: u64,
-    channel: Option<Channel>,
-    options: DevicePluginOptions,
-    devices: Vec<Device>,
-    running: bool,
-    end: CancellationToken,
-}
-
-impl Plugin {
-    pub(super) fn shown(&self) -> Resource {
-        Resource {
-            devices: self.devices.clone(),
-            running: self.running,
-            prefers: self.options.get_preferred_allocation_available,
-        }
-    }
-
-    fn stopped(&mut self) {
-        self.channel = None;
-        self.running = false;
-        for device in &mut self.devices {
-            device.health = "Unhealthy".to_owned();
-        }
-    }
-
-    /// With its process, a kubelet's knowledge of devices is gone.
-    pub(super) fn forget(&mut self) {
-        self.end.cancel();
-        self.stopped();
-        self.devices.clear();
-    }
-}
 
 /// Deletes the sockets of plugins and serves `Register` on a new one of its own.
 ///
@@ -157,7 +86,7 @@ impl Registration for Registering {
     }
 }
 
-/// What a kubelet takes for a device plugin.
+/// Checks a registration as a kubelet does.
 fn validate(resource: &str, version: &str) -> Result<(), String> {
     if version != "v1beta1" {
         return Err(format!(
@@ -262,7 +191,7 @@ fn stop(shared: &Shared, resource: &str, number: u64) {
     });
 }
 
-/// What is free, and whom to ask.
+/// The free devices of a plugin, and the channel for calling it.
 struct Choice {
     channel: Channel,
     free: Vec<String>,

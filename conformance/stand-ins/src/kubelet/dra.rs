@@ -3,26 +3,25 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nodedock_proto::kubelet::dra::v1;
-use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
+use super::instance::{Instance, Link};
 use super::state::{Shared, State};
 use super::{authority, health};
 
-/// Between tries to connect again.
+/// Pause between attempts to reconnect.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// The service by which drivers are called, as plugins advertise it.
 const SERVICE: &str = "v1.DRAPlugin";
 
-/// What a kubelet says of a claim.
+/// The fields of a claim that a kubelet sends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimRef {
     pub namespace: String,
@@ -38,71 +37,6 @@ impl ClaimRef {
             uid: uid.to_owned(),
         }
     }
-}
-
-/// How a connection is.
-#[derive(Clone, Debug)]
-pub(super) enum Link {
-    Connecting,
-    Ready(Channel),
-    Failed(String),
-}
-
-/// One registered socket of a driver.
-#[derive(Debug)]
-pub(super) struct Instance {
-    pub(super) number: u64,
-    pub(super) endpoint: PathBuf,
-    pub(super) link: watch::Sender<Link>,
-    /// Whether it has been notified of its registration.
-    notified: AtomicBool,
-    end: CancellationToken,
-}
-
-impl Instance {
-    pub(super) fn is_connected(&self) -> bool {
-        matches!(*self.link.borrow(), Link::Ready(_))
-    }
-
-    pub(super) fn is_notified(&self) -> bool {
-        self.notified.load(Ordering::SeqCst)
-    }
-
-    /// Makes a call. If the connection ended before it was sent, it is made on the next one, as grpc-go does it.
-    async fn sent<T, F>(&self, call: impl Fn(DraPluginClient<Channel>) -> F) -> Result<T, Status>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        loop {
-            let mut link = self.link.subscribe();
-            let answer = call(DraPluginClient::new(channel(&self.link).await?)).await;
-            match answer {
-                Err(status) if was_not_sent(&status) => {
-                    let is_over = |link: &Link| !matches!(link, Link::Ready(_));
-                    // The end of the connection may have been seen already.
-                    if is_over(&link.borrow()) || link.has_changed().unwrap_or(true) {
-                        continue;
-                    }
-                    link.changed().await.map_err(|_| status)?;
-                }
-                answer => return answer,
-            }
-        }
-    }
-}
-
-/// Whether a call failed because the server had ended the connection, or the connection had ended, before the call was sent.
-fn was_not_sent(status: &Status) -> bool {
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        let is_canceled = error.downcast_ref().is_some_and(hyper::Error::is_canceled);
-        let io = error.downcast_ref::<std::io::Error>();
-        if is_canceled || io.is_some_and(|error| error.kind() == std::io::ErrorKind::NotConnected) {
-            return true;
-        }
-        source = error.source();
-    }
-    false
 }
 
 /// Checks that a plugin has the service that the kubelet calls.
@@ -135,13 +69,7 @@ pub(super) fn register(
                 endpoint.display()
             ));
         }
-        let instance = Arc::new(Instance {
-            number,
-            endpoint,
-            link: watch::Sender::new(Link::Connecting),
-            notified: AtomicBool::new(false),
-            end: CancellationToken::new(),
-        });
+        let instance = Arc::new(Instance::new(number, endpoint));
         instances.push(Arc::clone(&instance));
         Ok(instance)
     })?;
@@ -165,7 +93,7 @@ pub(super) fn notified(shared: &Shared, driver: &str, number: u64) {
     shared.change(|state| {
         for instance in state.instances.get(driver).into_iter().flatten() {
             if instance.number == number {
-                instance.notified.store(true, Ordering::SeqCst);
+                instance.set_notified();
             }
         }
     });
@@ -185,12 +113,6 @@ pub(super) fn deregister(shared: &Arc<Shared>, driver: &str, number: u64) {
     });
     shared.note_quietly("deregister", driver);
     wipe_later(shared, driver);
-}
-
-impl Drop for Instance {
-    fn drop(&mut self) {
-        self.end.cancel();
-    }
 }
 
 fn is_connected(state: &State, driver: &str) -> bool {
@@ -291,20 +213,6 @@ fn chosen(state: &State, driver: &str) -> Result<Arc<Instance>, String> {
     found.ok_or_else(|| format!("DRA driver {driver} is not registered"))
 }
 
-/// Waits while a connection is being made; one that failed fails at once.
-pub(super) async fn channel(link: &watch::Sender<Link>) -> Result<Channel, Status> {
-    let mut link = link.subscribe();
-    loop {
-        match &*link.borrow_and_update() {
-            Link::Ready(channel) => return Ok(channel.clone()),
-            Link::Failed(why) => return Err(Status::unavailable(why.clone())),
-            Link::Connecting => {}
-        }
-        let gone = Status::unavailable("the plugin is gone");
-        link.changed().await.map_err(|_| gone)?;
-    }
-}
-
 /// A DRA driver as a kubelet calls it: the instance that it would choose, with its checks of the answer.
 #[derive(Clone, Debug)]
 pub struct Driver {
@@ -385,7 +293,7 @@ fn named(claims: &[ClaimRef]) -> Vec<v1::Claim> {
     claims.iter().map(name).collect()
 }
 
-/// What a kubelet makes of an answer by claim UID.
+/// Checks an answer by claim UID as a kubelet does.
 fn check<T>(
     call: &str,
     claims: &[ClaimRef],

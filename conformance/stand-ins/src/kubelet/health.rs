@@ -7,19 +7,11 @@ use nodedock_proto::kubelet::dra_health::v1alpha1::{HealthStatus, NodeWatchResou
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::dra;
+use super::instance::{DeviceHealth, Link, channel};
 use super::state::Shared;
 
-/// What a driver last said of a device.
-#[derive(Clone, Debug)]
-pub struct DeviceHealth {
-    /// `None` if it does not know.
-    pub healthy: Option<bool>,
-    pub message: String,
-}
-
 /// Reads the stream, and begins again some time after it ended.
-pub(super) async fn follow(shared: Arc<Shared>, driver: String, link: watch::Sender<dra::Link>) {
+pub(super) async fn follow(shared: Arc<Shared>, driver: String, link: watch::Sender<Link>) {
     loop {
         let ended = read(&shared, &driver, &link).await;
         shared.change(|state| state.health.remove(&driver));
@@ -29,12 +21,8 @@ pub(super) async fn follow(shared: Arc<Shared>, driver: String, link: watch::Sen
     }
 }
 
-async fn read(
-    shared: &Shared,
-    driver: &str,
-    link: &watch::Sender<dra::Link>,
-) -> Result<(), Status> {
-    let mut client = DraResourceHealthClient::new(dra::channel(link).await?);
+async fn read(shared: &Shared, driver: &str, link: &watch::Sender<Link>) -> Result<(), Status> {
+    let mut client = DraResourceHealthClient::new(channel(link).await?);
     let mut stream = client
         .node_watch_resources(NodeWatchResourcesRequest {})
         .await?

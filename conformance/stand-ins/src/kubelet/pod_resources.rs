@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::devices::Allocation;
+use super::device_plugin::Allocation;
 use super::state::Shared;
 
 /// # Panics

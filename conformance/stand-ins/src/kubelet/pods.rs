@@ -16,11 +16,11 @@ use tonic::{Code, Request, Response, Status};
 /// An empty SETTINGS frame of HTTP/2.
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-/// What becomes of a list of pods.
+/// The response to a list of pods.
 #[derive(Clone, Debug)]
 pub enum PodsAnswer {
     Pods(Vec<Pod>),
-    /// As they are sent, encoded or not.
+    /// Bytes to send, encoded or not.
     Bytes(Vec<Vec<u8>>),
     Refusal(Code),
     /// The socket has no such service.

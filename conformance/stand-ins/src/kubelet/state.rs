@@ -1,4 +1,4 @@
-//! What a kubelet knows, under one lock that is held for moments.
+//! State of a kubelet, under one lock that is held briefly.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,11 +10,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::KubeletOptions;
-use super::devices::{Allocation, Plugin, Resource};
-use super::dra::Instance;
-use super::health::DeviceHealth;
+use super::device_plugin::{Allocation, Plugin, Resource};
+use super::instance::{DeviceHealth, Instance};
 
-/// Of the calls in the story of a wait that failed.
+/// Number of calls in the report of a wait that failed.
 const STORY_LINES: usize = 80;
 
 /// Something that the kubelet called, was called for, or did.
@@ -26,7 +25,7 @@ pub struct Call {
     /// A driver, a resource or, before its name is known, a path.
     pub whom: String,
     pub outcome: Result<(), String>,
-    /// When it began.
+    /// Time at which the call began.
     pub at: Instant,
     pub took: Duration,
 }
@@ -34,9 +33,9 @@ pub struct Call {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) calls: Vec<Call>,
-    /// By driver, oldest first.
+    /// Instances by driver, oldest first.
     pub(super) instances: BTreeMap<String, Vec<Arc<Instance>>>,
-    /// By driver; kept until the stream ends.
+    /// Health by driver; kept until the stream ends.
     pub(super) health: BTreeMap<String, BTreeMap<(String, String), DeviceHealth>>,
     pub(super) plugins: BTreeMap<String, Plugin>,
     pub(super) allocations: Vec<Allocation>,
@@ -53,7 +52,7 @@ impl State {
         self.last_number
     }
 
-    /// What a process takes with it.
+    /// Clears the state that ends with a kubelet's process.
     pub(super) fn process_ended(&mut self) {
         self.process += 1;
         self.wiping.clear();
@@ -181,7 +180,7 @@ impl Shared {
     }
 }
 
-/// What a wait looks at.
+/// The state that a wait checks.
 #[derive(Debug)]
 pub struct View<'a> {
     state: &'a State,
@@ -192,7 +191,7 @@ impl<'a> View<'a> {
         Self { state }
     }
 
-    /// How many instances of a driver are registered, notified, and connected.
+    /// Returns the number of instances of a driver that are registered, notified and connected.
     pub fn connected(&self, driver: &str) -> usize {
         let instances = self.state.instances.get(driver).into_iter().flatten();
         instances
@@ -208,7 +207,7 @@ impl<'a> View<'a> {
             .collect()
     }
 
-    /// What is known of a device plugin's resource.
+    /// Returns the state of a device plugin's resource.
     pub fn resource(&self, resource: &str) -> Option<Resource> {
         self.state.plugins.get(resource).map(Plugin::shown)
     }
@@ -221,7 +220,7 @@ impl<'a> View<'a> {
         &self.state.calls
     }
 
-    /// How often something was called or done with success.
+    /// Returns the number of successful calls or actions.
     pub fn count(&self, what: &str, whom: &str) -> usize {
         let calls = self.state.calls.iter();
         calls

@@ -1,4 +1,4 @@
-//! Against the example plugins.
+//! Tests against the example plugins.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use native_device_plugin as plugged;
-use native_null::{Answer, DeviceHealth, HealthState, Options, Plugin, Script, Versions};
+use native_null::{DeviceHealth, HealthState, Options, Plugin, Script, ScriptedOutcome, Versions};
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use tempfile::TempDir;
@@ -18,7 +18,7 @@ use super::{Call, ClaimRef, Kubelet, KubeletOptions, authority};
 const DRIVER: &str = "gpu.example.com";
 const RESOURCE: &str = "example.com/gpu";
 
-/// With pauses that a test can wait for.
+/// Returns options with pauses that a test can wait for.
 fn quick() -> KubeletOptions {
     let short = Duration::from_millis(20);
     KubeletOptions {
@@ -80,7 +80,7 @@ async fn counted(kubelet: &Kubelet, what: &str, count: usize) {
 }
 
 #[tokio::test]
-async fn registration_sockets_are_called_with_the_path_for_an_authority() {
+async fn registration_calls_use_path_as_authority() {
     let (dir, _kubelet) = kubelet(quick()).await;
     let listener =
         tokio::net::UnixListener::bind(dir.path().join("plugins_registry/a-reg.sock")).unwrap();
@@ -92,7 +92,7 @@ async fn registration_sockets_are_called_with_the_path_for_an_authority() {
 }
 
 #[tokio::test]
-async fn a_driver_that_refuses_its_notification_is_deregistered_and_tried_again() {
+async fn driver_refusing_its_notification_is_retried() {
     let (dir, kubelet) = kubelet(quick()).await;
     let plugin =
         Plugin::unregistered(options(dir.path(), DRIVER), Script::ok("example.com")).unwrap();
@@ -108,7 +108,7 @@ async fn a_driver_that_refuses_its_notification_is_deregistered_and_tried_again(
 }
 
 #[tokio::test]
-async fn a_driver_that_answers_too_late_is_not_registered() {
+async fn late_driver_is_not_registered() {
     let (dir, kubelet) = kubelet(quick()).await;
     let silent = options(dir.path(), DRIVER).registration_socket();
     let _silent = UnixListener::bind(silent).unwrap();
@@ -118,7 +118,7 @@ async fn a_driver_that_answers_too_late_is_not_registered() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
+async fn unusable_plugin_is_notified_with_reason() {
     let none = |options| Options {
         said_services: Some(vec![]),
         ..options
@@ -148,7 +148,7 @@ async fn a_plugin_that_a_kubelet_cannot_use_is_notified_of_the_reason() {
 }
 
 #[tokio::test]
-async fn a_restart_finds_every_socket_again_and_wipes_slices() {
+async fn restart_rediscovers_sockets_and_wipes_slices() {
     let wiped = Arc::new(Mutex::new(vec![]));
     let log = Arc::clone(&wiped);
     let wipes =
@@ -185,7 +185,7 @@ async fn a_restart_finds_every_socket_again_and_wipes_slices() {
 }
 
 #[tokio::test]
-async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
+async fn answers_for_other_claims_are_errors() {
     let options = KubeletOptions {
         call_timeout: Duration::from_millis(300),
         ..quick()
@@ -201,13 +201,13 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
     );
     kubelet.driver(DRIVER).unprepare(&two).await.unwrap();
     for (answer, expected) in [
-        (Answer::Skip, "skipped 2 ResourceClaims"),
+        (ScriptedOutcome::Skip, "skipped 2 ResourceClaims"),
         (
-            Answer::Stranger("u-9".to_owned(), vec![]),
+            ScriptedOutcome::Stranger("u-9".to_owned(), vec![]),
             "returned result for unknown claim UID u-9",
         ),
         (
-            Answer::Error("no such device".to_owned()),
+            ScriptedOutcome::Error("no such device".to_owned()),
             "failed for ResourceClaim claim-u-1: no such device",
         ),
     ] {
@@ -217,7 +217,7 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
         let why = kubelet.driver(DRIVER).unprepare(&two).await.unwrap_err();
         assert_eq!(why, format!("NodeUnprepareResources {expected}"));
     }
-    plugin.set_script(Script::prepare(Answer::Hang));
+    plugin.set_script(Script::prepare(ScriptedOutcome::Hang));
     let why = kubelet.driver(DRIVER).prepare(&two).await.unwrap_err();
     assert!(
         why.starts_with("NodePrepareResources: DeadlineExceeded"),
@@ -228,7 +228,7 @@ async fn an_answer_must_be_for_the_claims_that_were_asked_for() {
 }
 
 #[tokio::test]
-async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
+async fn newest_connected_instance_is_called() {
     let (dir, kubelet) = kubelet(quick()).await;
     let start = async |name| {
         let options = options(dir.path(), DRIVER).instance(name);
@@ -266,7 +266,7 @@ async fn the_newest_instance_is_called_and_the_older_one_when_it_is_gone() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
+async fn lost_connection_reopens_without_new_registration() {
     let (dir, kubelet) = kubelet(quick()).await;
     let plugin = plugin(&dir).await;
     kubelet.registered(DRIVER).await;
@@ -295,7 +295,7 @@ async fn a_lost_connection_is_made_again_and_the_driver_stays_registered() {
 }
 
 #[tokio::test]
-async fn health_is_followed_until_the_driver_is_gone() {
+async fn health_is_watched_until_driver_leaves() {
     let (dir, kubelet) = kubelet(quick()).await;
     let versions = Versions {
         health_v1alpha1: true,
@@ -392,7 +392,7 @@ async fn devices_of_a_plugin_are_allocated() {
 }
 
 #[tokio::test]
-async fn what_is_no_device_plugin_is_refused() {
+async fn invalid_device_plugins_are_refused() {
     let (_root, kubelet) = kubelet(quick()).await;
     for (version, resource, part) in [
         ("v1alpha", RESOURCE, "v1beta1"),
@@ -409,7 +409,7 @@ async fn what_is_no_device_plugin_is_refused() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_ends_leaves_unhealthy_devices_until_it_registers_again() {
+async fn devices_of_ended_plugin_become_unhealthy() {
     let (_root, mut kubelet) = kubelet(quick()).await;
     let options = plugged::Options::new(RESOURCE, &kubelet.device_plugins());
     let start = |count| {

@@ -1,4 +1,4 @@
-//! Names over boots: devices have the same names in whatever order the kernel finds and counts them.
+//! Tests of names over boots: devices have the same names in any order in which the kernel finds and counts them.
 
 use super::tree::{add_acpi_node, add_tree_node};
 use super::*;
@@ -63,7 +63,7 @@ fn in_both_orders(
 
 /// Raspberry Pi and other boards: a controller has a number only, and the device above it a node of the device tree.
 #[test]
-fn controllers_are_named_by_the_device_tree() {
+fn controllers_are_named_by_device_tree() {
     let first = [
         "devices/platform/soc/fe900000.usb/xhci-hcd.0.auto",
         "devices/platform/soc/fea00000.usb/xhci-hcd.1.auto",
@@ -108,7 +108,7 @@ fn controllers_are_named_by_acpi() {
 
 /// The kernel's number is all that these have: the README says so.
 #[test]
-fn controllers_without_an_address_keep_the_kernels_numbers() {
+fn controllers_without_address_keep_kernel_numbers() {
     let first = [
         "devices/platform/xhci-hcd.0.auto",
         "devices/platform/xhci-hcd.1.auto",
@@ -141,7 +141,7 @@ fn controllers_without_an_address_keep_the_kernels_numbers() {
 }
 
 #[test]
-fn a_controller_on_pci_keeps_its_name_under_any_bus_number() {
+fn pci_controller_name_ignores_bus_number() {
     let node = with_pools([json!({"name": "usb", "kind": "usb", "nameBy": "port"})]);
     add_root_hub(node.fake(), CONTROLLER, 7, "3.10");
     Usb {
@@ -159,7 +159,7 @@ fn a_controller_on_pci_keeps_its_name_under_any_bus_number() {
 }
 
 #[test]
-fn a_device_on_a_bus_that_is_gone_is_left_out() {
+fn device_on_removed_bus_is_skipped() {
     let node = with_pools([pool("usb")]);
     FTDI.plug(node.fake());
     node.fake().remove("bus/usb/devices/usb1");
@@ -193,7 +193,7 @@ fn ttys(node: &Harness<Udev>) -> Vec<(String, String)> {
 }
 
 #[test]
-fn ports_of_a_card_are_counted_by_the_card() {
+fn card_ports_are_numbered_by_card() {
     for (console, lines) in [("tty0", [4, 5]), ("tty0", [6, 7]), ("ttyS4", [4, 5])] {
         let node = with_pools([pool("serial")]);
         node.fake()
@@ -221,7 +221,7 @@ fn ports_of_a_card_are_counted_by_the_card() {
 }
 
 #[test]
-fn ports_have_the_order_that_the_kernel_shows() {
+fn ports_keep_the_kernel_order() {
     let node = with_pools([pool("serial")]);
     for (port, line) in [(0, 12), (1, 4), (2, 5)] {
         let hardware = "0000:02:00.0";
@@ -233,7 +233,7 @@ fn ports_have_the_order_that_the_kernel_shows() {
 }
 
 #[test]
-fn ports_of_a_board_are_named_by_the_firmware() {
+fn board_ports_are_named_by_firmware() {
     let node = with_pools([pool("serial")]);
     let fake = node.fake();
     add_acpi_node(fake, "devices/pnp0/00:04", "\\_SB_.PCI0.SBRG.UAR1");
@@ -294,7 +294,7 @@ fn ports_of_a_board_are_named_by_the_firmware() {
 }
 
 #[test]
-fn a_port_can_be_selected_by_the_kernels_path_and_by_its_address() {
+fn port_is_selected_by_either_name() {
     for port in ["pnp0/00:04/*", "acpi-_SB_.COM1-port0"] {
         let node =
             with_pools([json!({"name": "serial", "kind": "serial", "select": [{"port": port}]})]);
@@ -310,7 +310,7 @@ fn a_port_can_be_selected_by_the_kernels_path_and_by_its_address() {
 }
 
 #[test]
-fn the_jacks_of_a_sound_card_are_one_device_under_any_number() {
+fn sound_card_jacks_are_one_device() {
     for card in [0, 3] {
         let node = with_pools([pool("input")]);
         for (number, minor) in [(9, 73), (10, 74)] {
@@ -335,7 +335,7 @@ fn the_jacks_of_a_sound_card_are_one_device_under_any_number() {
 }
 
 #[test]
-fn a_read_of_the_firmware_that_fails_is_an_error_and_no_other_name() {
+fn failed_firmware_read_is_an_error() {
     for path in ["of_node", "firmware_node/path"] {
         let node = with_pools([pool("serial")]);
         add_acpi_node(node.fake(), "devices/pnp0/00:04", "\\_SB_.COM1");
@@ -348,7 +348,7 @@ fn a_read_of_the_firmware_that_fails_is_an_error_and_no_other_name() {
 }
 
 #[test]
-fn a_port_that_disappears_is_left_out() {
+fn vanished_port_is_skipped() {
     let node = with_pools([pool("serial")]);
     add_acpi_node(node.fake(), "devices/pnp0/00:04", "\\_SB_.COM1");
     add_board_port(node.fake(), "devices/pnp0/00:04/tty/ttyS0", 64, "4");
@@ -367,7 +367,7 @@ const ACCELERATOR: Usb = Usb {
     product: "089a",
     ..Usb::at("2-1", 2)
 };
-/// After its first use, which loads its firmware.
+/// The accelerator after its first use, which loads its firmware.
 const USED_ACCELERATOR: Usb = Usb {
     vendor: "18d1",
     product: "9302",
@@ -387,7 +387,7 @@ fn with_accelerator(name_by: &str) -> Harness<Udev> {
 
 /// google-coral/edgetpu#536: the container that starts the accelerator has the node that it had before.
 #[test]
-fn an_accelerator_that_changes_its_ids_keeps_the_name_of_its_port() {
+fn accelerator_changing_ids_keeps_port_name() {
     let node = with_accelerator("port");
     let name = "pci-0000-00-14-0-usbv3-0-1";
     assert_eq!(
@@ -419,7 +419,7 @@ fn an_accelerator_that_changes_its_ids_keeps_the_name_of_its_port() {
 }
 
 #[test]
-fn ids_are_part_of_a_name_by_serial_number() {
+fn names_by_serial_include_the_ids() {
     let node = with_accelerator("serial");
     let before = "usb-1a6e-089a-pci-0000-00-14-0-usbv3-0-1";
     node.prepare(&claim("tpu", before)).unwrap();
@@ -443,7 +443,7 @@ fn ids_are_part_of_a_name_by_serial_number() {
 }
 
 #[test]
-fn another_device_behind_a_node_is_not_the_device_of_the_claim() {
+fn other_device_behind_node_is_unhealthy() {
     let node = with_pools([json!({"name": "serial", "kind": "serial", "nameBy": "node"})]);
     let plug = |usb: Usb| {
         usb.plug(node.fake())
@@ -535,7 +535,7 @@ fn boot(node: &Harness<Udev>, numbers: &mut Numbers) -> BTreeMap<String, String>
 }
 
 #[test]
-fn after_any_boot_a_name_is_that_of_the_same_hardware() {
+fn names_follow_the_hardware_across_boots() {
     let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
     for name_by in ["port", "serial"] {
         let mut first: Option<BTreeMap<String, String>> = None;

@@ -1,4 +1,4 @@
-//! What a request consumes of a device's capacities: the amount that the capacity's request policy makes of the requested one.
+//! Consumption of a device's capacities by a request: the amount that the capacity's request policy makes of the requested one.
 
 use std::collections::BTreeMap;
 
@@ -62,23 +62,26 @@ struct Range {
 pub(super) fn parse(
     capacities: &BTreeMap<String, DeviceCapacity>,
 ) -> Result<Vec<Capacity>, String> {
-    let parse = |(name, capacity): (&String, &DeviceCapacity)| {
-        let value = Amount::parse(&capacity.value)?;
-        let policy = capacity
-            .request_policy
-            .as_ref()
-            .map(Policy::parse)
-            .transpose()?;
-        Ok(Capacity {
-            name: name.clone(),
-            value,
-            policy,
+    capacities
+        .iter()
+        .map(|(name, capacity)| {
+            parse_one(name, capacity).map_err(|error| format!("capacity {name}: {error}"))
         })
-    };
-    let named = |entry: (&String, &DeviceCapacity)| {
-        parse(entry).map_err(|error: String| format!("capacity {}: {error}", entry.0))
-    };
-    capacities.iter().map(named).collect()
+        .collect()
+}
+
+fn parse_one(name: &str, capacity: &DeviceCapacity) -> Result<Capacity, String> {
+    let value = Amount::parse(&capacity.value)?;
+    let policy = capacity
+        .request_policy
+        .as_ref()
+        .map(Policy::parse)
+        .transpose()?;
+    Ok(Capacity {
+        name: name.to_owned(),
+        value,
+        policy,
+    })
 }
 
 impl Policy {
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_rounded_up_to_what_the_policy_allows() {
+    fn requests_are_rounded_per_request_policy() {
         let gi = || Some(range("2Gi", "16Gi", "4Gi"));
         for (policy, requested, expected) in [
             (None, None, "64Gi"),
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_beyond_thousandths_counts_steps_in_units() {
+    fn large_ranges_step_in_whole_units() {
         // 16Pi has no thousandths in 64 bits.
         let policy = || Some(range("1", "16Pi", "2"));
         assert_eq!(consumed(policy(), Some("3500m")).as_deref(), Ok("5"));
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_that_cannot_be_computed_is_an_error() {
+    fn incomputable_amounts_are_errors() {
         for (policy, requested, expected) in [
             (
                 Some(range("0", "4", "1")),

@@ -4,13 +4,11 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, DeviceConstraint};
+use nodedock_model::limit::CONSTRAINTS_MAX;
 
 use super::inventory::{Inventory, Offered};
 use super::request::{Requests, Slot};
 use super::table::Table;
-
-/// The API allows as many constraints in a claim.
-const CONSTRAINTS_MAX: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -39,7 +37,7 @@ pub(super) struct Constraint<'a> {
     numbers: HashMap<Value, u32>,
     /// Chosen devices with their values; for `matchAttribute`, the values that they have in common with those before them.
     chosen: Vec<(u32, Rc<[u32]>)>,
-    /// How many devices it kept out of a combination.
+    /// Number of devices that the constraint kept out of a combination.
     pub(super) refused: u64,
 }
 
@@ -55,35 +53,43 @@ pub(super) fn parse<'a>(
             constraints.len()
         ));
     }
-    let parse = |(number, constraint): (usize, &'a DeviceConstraint)| {
-        let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute)
-        {
-            (Some(attribute), _) => (Kind::Match, attribute),
-            (None, Some(attribute)) => (Kind::Distinct, attribute),
-            (None, None) => {
-                return Err(format!(
-                    "constraint {number} has neither `matchAttribute` nor `distinctAttribute`"
-                ));
-            }
-        };
-        let named = constraint.requests.as_deref().unwrap_or_default();
-        let mut applies = Table::new(requests.slots.len());
-        for slot in &requests.slots {
-            applies.set(slot.number, named.is_empty() || slot.is_named_in(named));
+    let numbered = constraints.iter().enumerate();
+    numbered
+        .map(|(number, constraint)| parse_one(number, constraint, requests, inventory))
+        .collect()
+}
+
+fn parse_one<'a>(
+    number: usize,
+    constraint: &'a DeviceConstraint,
+    requests: &Requests<'_>,
+    inventory: &Inventory,
+) -> Result<Constraint<'a>, String> {
+    let (kind, attribute) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
+        (Some(attribute), _) => (Kind::Match, attribute),
+        (None, Some(attribute)) => (Kind::Distinct, attribute),
+        (None, None) => {
+            return Err(format!(
+                "constraint {number} has neither `matchAttribute` nor `distinctAttribute`"
+            ));
         }
-        let of_device = vec![None; inventory.len()];
-        let (numbers, chosen) = (HashMap::new(), Vec::new());
-        Ok(Constraint {
-            kind,
-            attribute,
-            applies,
-            of_device,
-            numbers,
-            chosen,
-            refused: 0,
-        })
     };
-    constraints.iter().enumerate().map(parse).collect()
+    let named = constraint.requests.as_deref().unwrap_or_default();
+    let mut applies = Table::new(requests.slots.len());
+    for slot in &requests.slots {
+        applies.set(slot.number, named.is_empty() || slot.is_named_in(named));
+    }
+    let of_device = vec![None; inventory.len()];
+    let (numbers, chosen) = (HashMap::new(), Vec::new());
+    Ok(Constraint {
+        kind,
+        attribute,
+        applies,
+        of_device,
+        numbers,
+        chosen,
+        refused: 0,
+    })
 }
 
 impl Constraint<'_> {
@@ -125,10 +131,9 @@ impl Constraint<'_> {
                 }
             },
             Kind::Distinct => {
-                let other = |chosen: &[u32]| chosen.iter().all(|value| !values.contains(value));
-                self.chosen
-                    .iter()
-                    .all(|(_, chosen)| other(chosen))
+                let mut chosen = self.chosen.iter().flat_map(|(_, chosen)| chosen.iter());
+                chosen
+                    .all(|value| !values.contains(value))
                     .then_some(values)
             }
         }
@@ -174,13 +179,15 @@ impl Constraint<'_> {
     }
 
     /// Returns why a device was refused beside another one.
+    fn shown(&self, device: &Offered) -> Option<String> {
+        shown(attribute(device.device(), device.driver(), self.attribute))
+    }
+
     pub(super) fn refusal(&self, device: &Offered, beside: Option<&Offered>) -> String {
-        let shown =
-            |device: &Offered| shown(attribute(device.device(), device.driver(), self.attribute));
         let title = self.title();
         match (
-            shown(device),
-            beside.and_then(|beside| Some((beside, shown(beside)?))),
+            self.shown(device),
+            beside.and_then(|beside| Some((beside, self.shown(beside)?))),
         ) {
             (None, _) => format!("{title}: the device does not have it"),
             (Some(own), None) => format!("{title}: the device has {own}"),
@@ -222,11 +229,14 @@ fn values(attribute: &DeviceAttribute) -> Option<Vec<Value>> {
 }
 
 fn shown(attribute: Option<&DeviceAttribute>) -> Option<String> {
-    let text = |value: &Value| match value {
+    let values: Vec<String> = values(attribute?)?.iter().map(text).collect();
+    Some(values.join(", "))
+}
+
+fn text(value: &Value) -> String {
+    match value {
         Value::Int(value) => value.to_string(),
         Value::Bool(value) => value.to_string(),
         Value::String(value) | Value::Version(value) => format!("{value:?}"),
-    };
-    let values: Vec<String> = values(attribute?)?.iter().map(text).collect();
-    Some(values.join(", "))
+    }
 }

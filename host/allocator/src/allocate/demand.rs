@@ -1,4 +1,5 @@
-//! Whether the exact requests of a claim have enough devices at all, before any combination is tried: a matching of requests with devices.
+//! Check that the exact requests of a claim have enough devices at all, before any combination is tried: a matching of requests with
+//! devices.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -86,19 +87,14 @@ impl Matching<'_, '_, '_> {
 
     /// The visited supplies are all that their slots can use.
     fn shortage(&self, slot: &Slot<'_>, visited: &HashSet<Supply>) -> Option<Shortage> {
-        let free = |supply: &&Supply| supply.1.is_some() || !self.reserved.get(supply.0);
         let mut slots: BTreeSet<u32> = visited
             .iter()
             .filter_map(|supply| self.slot_of_supply.get(supply))
             .copied()
             .collect();
         slots.insert(slot.number);
-        let failed = |slot: &u32| {
-            self.scans
-                .get(*slot as usize)
-                .is_some_and(Scan::has_failures)
-        };
-        if slots.iter().any(failed) {
+        let mut scans = slots.iter().map(|slot| self.scans.get(*slot as usize));
+        if scans.any(|scan| scan.is_some_and(Scan::has_failures)) {
             return None;
         }
         let counts = slots
@@ -106,7 +102,10 @@ impl Matching<'_, '_, '_> {
             .filter_map(|slot| self.requests.slot(*slot)?.count);
         Some(Shortage {
             needed: counts.sum(),
-            usable: visited.iter().filter(free).count(),
+            usable: visited
+                .iter()
+                .filter(|supply| supply.1.is_some() || !self.reserved.get(supply.0))
+                .count(),
             slots,
         })
     }

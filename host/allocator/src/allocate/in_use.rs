@@ -9,7 +9,8 @@ use nodedock_model::{HeldKeys, Hold, quantity};
 use super::inventory::{Inventory, Offered};
 use super::table::Table;
 
-/// What a claim that has a device keeps from other claims by the hardware behind it. A device that is not in it has a name alone.
+/// Hardware behind each device that is reserved for the device's claim, so that no other claim gets it. A device without an entry has no
+/// reservation besides its name.
 #[derive(Debug, Default, PartialEq)]
 pub struct DeviceHolds(HashMap<DeviceName, Vec<Hold>>);
 
@@ -37,10 +38,10 @@ impl DeviceHolds {
 pub struct InUse {
     claims: HashMap<String, Vec<DeviceName>>,
     of_devices: Arc<DeviceHolds>,
-    /// What each claim keeps from others.
+    /// Holds of each claim, by the UID of the claim.
     holds: HashMap<String, Vec<Hold>>,
     held: HeldKeys<String>,
-    /// By driver and pool, then by device.
+    /// Uses by driver and pool, then by device.
     pools: HashMap<String, HashMap<String, HashMap<String, DeviceUse>>>,
 }
 
@@ -197,10 +198,14 @@ impl InUse {
 fn share(result: &DeviceRequestAllocationResult) -> Option<BTreeMap<String, i128>> {
     result.share_id.as_ref()?;
     let consumed = result.consumed_capacity.iter().flatten();
-    let amount = |text: &str| quantity::nanos(text).unwrap_or(i128::MAX);
     Some(
         consumed
-            .map(|(name, quantity)| (name.clone(), amount(&quantity.0)))
+            .map(|(name, quantity)| {
+                (
+                    name.clone(),
+                    quantity::nanos(&quantity.0).unwrap_or(i128::MAX),
+                )
+            })
             .collect(),
     )
 }
@@ -235,13 +240,13 @@ impl DeviceUse {
     }
 }
 
-/// What of an inventory is in use when an allocation begins.
+/// Part of an inventory that is in use when an allocation begins.
 pub(super) struct Usage<'a> {
     pub(super) in_use: &'a InUse,
-    /// Of devices that were looked at, whether a claim has their hardware.
+    /// Cached results of `is_held`, for the devices that were looked at.
     held: Table<Option<bool>>,
     pub(super) devices: Table<Option<&'a DeviceUse>>,
-    /// What devices in use consume of each counter.
+    /// Amount of each counter that devices in use consume.
     pub(super) counters: Table<i128>,
 }
 
@@ -269,7 +274,7 @@ impl<'a> Usage<'a> {
         usage
     }
 
-    /// Whether a claim has the hardware behind a device.
+    /// Returns true if a claim has the hardware behind a device.
     pub(super) fn is_held(&mut self, device: &Offered) -> bool {
         if let Some(is_held) = self.held.get(device.id) {
             return is_held;

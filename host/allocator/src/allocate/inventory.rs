@@ -8,7 +8,7 @@ use nodedock_model::quantity;
 
 use super::capacity::{self, Capacity};
 use super::node::{NodeRef, NodeSelection};
-use super::verdicts::Verdicts;
+use super::selector_results::SelectorResults;
 use crate::selector::DeviceFacts;
 
 /// The devices of a node, prepared once per change of slices and shared by allocations.
@@ -22,7 +22,7 @@ pub struct Inventory {
     pub(super) pools: Vec<Pool>,
     pub(super) counters: Vec<CounterTotal>,
     pub(super) refused: Vec<RefusedPool>,
-    pub(super) verdicts: Verdicts,
+    pub(super) selector_results: SelectorResults,
 }
 
 /// A pool whose devices can be allocated.
@@ -37,7 +37,7 @@ pub(super) struct Pool {
 pub(super) struct PoolMember {
     /// The number of the device that targets this node.
     pub(super) local: Option<u32>,
-    /// What those for other nodes consume of the pool's counters.
+    /// Consumption of the pool's counters by the devices for other nodes, as counter and amount.
     pub(super) remote: Vec<(u32, i128)>,
 }
 
@@ -80,7 +80,7 @@ impl Offered {
         devices.get(self.place).unwrap_or(&NONE)
     }
 
-    /// Whether several claims can have a share of the device each.
+    /// Returns true if several claims can each have a share of the device.
     pub(super) fn is_shareable(&self) -> bool {
         self.device().allow_multiple_allocations == Some(true)
     }
@@ -120,7 +120,7 @@ impl Inventory {
             pools: Vec::new(),
             counters: Vec::new(),
             refused: Vec::new(),
-            verdicts: Verdicts::new(0),
+            selector_results: SelectorResults::new(0),
         };
         let mut with_binding_conditions = Vec::new();
         for ((driver, pool), slices) in by_pool {
@@ -140,7 +140,7 @@ impl Inventory {
         for (driver, pool, gathered) in with_binding_conditions {
             inventory.add_pool(driver, pool, gathered);
         }
-        inventory.verdicts = Verdicts::new(inventory.devices.len());
+        inventory.selector_results = SelectorResults::new(inventory.devices.len());
         inventory
     }
 

@@ -14,7 +14,7 @@ pub struct NodeRef {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What a slice or a device says about the nodes that can use it.
+/// Node selection of a slice or a device.
 pub(super) struct NodeSelection<'a> {
     pub(super) node_name: Option<&'a str>,
     pub(super) all_nodes: bool,
@@ -64,10 +64,10 @@ fn label_matches(
     value: Option<&str>,
 ) -> Result<bool, String> {
     let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = || value.is_some_and(|value| values.iter().any(|known| known == value));
+    let is_listed = value.is_some_and(|value| values.iter().any(|known| known == value));
     match requirement.operator.as_str() {
-        "In" => Ok(listed()),
-        "NotIn" => Ok(!listed()),
+        "In" => Ok(is_listed),
+        "NotIn" => Ok(!is_listed),
         "Exists" => Ok(value.is_some()),
         "DoesNotExist" => Ok(value.is_none()),
         "Gt" => {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_selects_by_labels_and_by_the_name_of_the_node() {
+    fn selector_matches_labels_and_node_name() {
         for (key, operator, values, expected) in [
             ("zone", "In", &["a", "b"][..], true),
             ("zone", "In", &["b"], false),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_without_meaning_is_an_error_that_names_its_key() {
+    fn malformed_selector_error_names_its_key() {
         for (fields, requirement) in [
             (false, requirement("zone", "Like", &["a"])),
             (false, requirement("zone", "Gt", &["a"])),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_comes_before_all_nodes_and_these_before_a_selector() {
+    fn node_name_overrides_all_nodes() {
         let selection = |node_name, all_nodes| NodeSelection {
             node_name,
             all_nodes,

@@ -33,20 +33,12 @@ pub(super) fn build(
     now: Timestamp,
     share_ids: &mut dyn FnMut() -> String,
 ) -> Result<AllocationResult, String> {
-    let pick = |chosen: &'_ Chosen| {
-        let (slot, device) = (
-            requests.slot(chosen.slot)?,
-            inventory.device(chosen.device)?,
-        );
-        Some((slot, device))
-    };
     let picks: Vec<Pick<'_>> = chosen
         .iter()
         .filter_map(|chosen| {
-            let (slot, device) = pick(chosen)?;
             Some(Pick {
-                slot,
-                device,
+                slot: requests.slot(chosen.slot)?,
+                device: inventory.device(chosen.device)?,
                 share: chosen.share.as_deref(),
             })
         })
@@ -92,10 +84,13 @@ impl Pick<'_> {
 
 /// Returns one slot of each request: its only one, or the sub-request that was chosen.
 fn slots_used<'a>(requests: &'a Requests<'a>, picks: &[Pick<'_>]) -> Vec<&'a Slot<'a>> {
-    let used = |slot: &&Slot<'_>| {
-        !slot.is_sub_request || picks.iter().any(|pick| pick.slot.number == slot.number)
-    };
-    requests.slots.iter().filter(used).collect()
+    requests
+        .slots
+        .iter()
+        .filter(|slot| {
+            !slot.is_sub_request || picks.iter().any(|pick| pick.slot.number == slot.number)
+        })
+        .collect()
 }
 
 /// Returns the configurations of the classes, in the order in which requests use them, and then those of the claim. One for all requests
@@ -103,15 +98,16 @@ fn slots_used<'a>(requests: &'a Requests<'a>, picks: &[Pick<'_>]) -> Vec<&'a Slo
 fn config(claim: &ResourceClaim, slots: &[&Slot<'_>]) -> Vec<DeviceAllocationConfiguration> {
     let mut configs = Vec::new();
     for (number, slot) in slots.iter().enumerate() {
-        let class = |slot: &Slot<'_>| slot.class.metadata.name.clone();
         if slots
             .iter()
             .take(number)
-            .any(|earlier| class(earlier) == class(slot))
+            .any(|earlier| class_name(earlier) == class_name(slot))
         {
             continue;
         }
-        let same = slots.iter().filter(|other| class(other) == class(slot));
+        let same = slots
+            .iter()
+            .filter(|other| class_name(other) == class_name(slot));
         let requests: Vec<String> = same.map(|other| other.name.clone()).collect();
         configs.extend(slot.class.spec.config.iter().flatten().map(|config| {
             DeviceAllocationConfiguration {
@@ -127,18 +123,15 @@ fn config(claim: &ResourceClaim, slots: &[&Slot<'_>]) -> Vec<DeviceAllocationCon
         .as_ref()
         .and_then(|devices| devices.config.as_deref())
         .unwrap_or_default();
-    let applies = |requests: &[String]| {
-        requests.is_empty() || slots.iter().any(|slot| slot.is_named_in(requests))
-    };
-    for config in of_claim
-        .iter()
-        .filter(|config| applies(config.requests.as_deref().unwrap_or_default()))
-    {
-        configs.push(DeviceAllocationConfiguration {
-            opaque: config.opaque.clone(),
-            requests: config.requests.clone(),
-            source: "FromClaim".to_owned(),
-        });
+    for config in of_claim {
+        let requests = config.requests.as_deref().unwrap_or_default();
+        if requests.is_empty() || slots.iter().any(|slot| slot.is_named_in(requests)) {
+            configs.push(DeviceAllocationConfiguration {
+                opaque: config.opaque.clone(),
+                requests: config.requests.clone(),
+                source: "FromClaim".to_owned(),
+            });
+        }
     }
     for config in &mut configs {
         let requests = config
@@ -149,6 +142,10 @@ fn config(claim: &ResourceClaim, slots: &[&Slot<'_>]) -> Vec<DeviceAllocationCon
             requests.filter(|requests| !slots.iter().all(|slot| slot.is_named_in(requests)));
     }
     configs
+}
+
+fn class_name(slot: &Slot<'_>) -> Option<String> {
+    slot.class.metadata.name.clone()
 }
 
 /// Returns where the devices can be used: on this node if one of them is local to it or binds to it, else where the node selectors of all
@@ -204,20 +201,21 @@ fn merge(
     from: &Option<Vec<NodeSelectorRequirement>>,
     to: &mut Option<Vec<NodeSelectorRequirement>>,
 ) {
-    let values = |requirement: &NodeSelectorRequirement| {
-        let mut values = requirement.values.clone().unwrap_or_default();
-        values.sort_unstable();
-        values.dedup();
-        values
-    };
     for requirement in from.iter().flatten() {
-        let same = |known: &NodeSelectorRequirement| {
+        let is_known = to.iter().flatten().any(|known| {
             known.key == requirement.key
                 && known.operator == requirement.operator
-                && values(known) == values(requirement)
-        };
-        if !to.iter().flatten().any(same) {
+                && sorted_values(known) == sorted_values(requirement)
+        });
+        if !is_known {
             to.get_or_insert_default().push(requirement.clone());
         }
     }
+}
+
+fn sorted_values(requirement: &NodeSelectorRequirement) -> Vec<String> {
+    let mut values = requirement.values.clone().unwrap_or_default();
+    values.sort_unstable();
+    values.dedup();
+    values
 }

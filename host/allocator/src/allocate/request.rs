@@ -7,17 +7,11 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceClass, DeviceRequest, DeviceSelector, DeviceSubRequest,
     DeviceToleration, ExactDeviceRequest, ResourceClaim,
 };
+use nodedock_model::limit::{REQUESTS_MAX, SELECTORS_MAX, SUBREQUESTS_MAX};
 
-use super::REQUESTS_MAX;
 use super::capacity::Amount;
 use super::inventory::Inventory;
-use super::verdicts::Column;
-
-/// The API allows as many sub-requests in a request.
-const SUB_REQUESTS_MAX: usize = 8;
-
-/// The API allows as many selectors in a class and in a request.
-const SELECTORS_MAX: usize = 32;
+use super::selector_results::Column;
 
 /// A request, or one of the sub-requests from which the first that is available is taken.
 pub(super) struct Slot<'a> {
@@ -40,7 +34,7 @@ pub(super) struct Slot<'a> {
 
 pub(super) struct SlotSelector {
     pub(super) expression: String,
-    /// Whether the expression is of the class, not of the request.
+    /// True if the expression is of the class, not of the request.
     pub(super) of_class: bool,
     pub(super) column: Arc<Column>,
 }
@@ -51,7 +45,7 @@ pub(super) struct Requests<'a> {
     by_request: Vec<Range<usize>>,
 }
 
-/// What is the same in a request and a sub-request.
+/// Fields that a request and a sub-request have in common.
 struct RequestFields<'a> {
     class: &'a str,
     mode: Option<&'a str>,
@@ -91,7 +85,8 @@ impl<'a> From<&'a DeviceSubRequest> for RequestFields<'a> {
 }
 
 impl<'a> Requests<'a> {
-    /// Fails with a sentence about the first request that no allocation can fulfil, whatever devices there are.
+    /// Parses the requests of a claim. Fails with a sentence about the first request that no allocation can fulfil, regardless of the
+    /// devices.
     pub(super) fn parse(
         claim: &'a ResourceClaim,
         inventory: &Inventory,
@@ -130,9 +125,9 @@ impl<'a> Requests<'a> {
         classes: &impl Fn(&str) -> Option<Arc<DeviceClass>>,
     ) -> Result<(), String> {
         let sub_requests = request.first_available.as_deref().unwrap_or_default();
-        if sub_requests.len() > SUB_REQUESTS_MAX {
+        if sub_requests.len() > SUBREQUESTS_MAX {
             return Err(format!(
-                "it has {} sub-requests, and at most {SUB_REQUESTS_MAX} are allowed",
+                "it has {} sub-requests, and at most {SUBREQUESTS_MAX} are allowed",
                 sub_requests.len()
             ));
         }
@@ -168,15 +163,14 @@ impl<'a> Requests<'a> {
 
     /// Returns the fewest devices that the claim needs, with the number of devices of each slot.
     pub(super) fn fewest_devices(&self, of_slot: impl Fn(&Slot<'_>) -> usize) -> usize {
-        let of_request = |request| {
-            self.of_request(request)
-                .iter()
-                .map(&of_slot)
-                .min()
-                .unwrap_or(0)
-        };
         (0..self.by_request.len())
-            .map(of_request)
+            .map(|request| {
+                self.of_request(request)
+                    .iter()
+                    .map(&of_slot)
+                    .min()
+                    .unwrap_or(0)
+            })
             .fold(0, usize::saturating_add)
     }
 
@@ -221,7 +215,7 @@ impl Slot<'_> {
                     self.selectors.len()
                 ));
             }
-            let column = inventory.verdicts.column(&cel.expression);
+            let column = inventory.selector_results.column(&cel.expression);
             self.selectors.push(SlotSelector {
                 expression: cel.expression.clone(),
                 of_class,
@@ -238,7 +232,7 @@ impl Slot<'_> {
             .map(|(_, amount)| amount)
     }
 
-    /// Whether a list of requests, of a constraint or of a config, names this slot.
+    /// Returns true if a list of requests in a constraint or a config names this slot.
     pub(super) fn is_named_in(&self, requests: &[String]) -> bool {
         requests
             .iter()
@@ -262,10 +256,11 @@ fn capacities(capacity: Option<&CapacityRequirements>) -> Result<Vec<(&str, Amou
         .and_then(|capacity| capacity.requests.as_ref())
         .into_iter()
         .flatten();
-    let parse = |(name, quantity)| {
-        let amount =
-            Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
-        Ok((String::as_str(name), amount))
-    };
-    requested.map(parse).collect()
+    requested
+        .map(|(name, quantity)| {
+            let amount =
+                Amount::parse(quantity).map_err(|error| format!("capacity {name}: {error}"))?;
+            Ok((String::as_str(name), amount))
+        })
+        .collect()
 }

@@ -1,12 +1,15 @@
-//! The search for devices: one request after the other, one device after the other, in the order of the inventory, and back again where a
-//! combination does not go on. The first full combination is the result.
+//! The search for devices: one request after the other, one device after the other, in the order of the inventory, with backtracking where
+//! a combination cannot be completed. The first full combination is the result.
 //!
-//! It finds the combination that an exhaustive search in the same order finds, and skips a device if one that nothing in the claim tells
-//! apart from it has failed in the same place.
+//! It finds the combination that an exhaustive search in the same order finds, and skips a device if an equivalent one (no part of the
+//! claim distinguishes the two) has failed in the same place.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use nodedock_model::limit::ALLOCATED_DEVICES_MAX;
+
+use super::Bounds;
 use super::capacity::{Amount, Capacity};
 use super::constraint::Constraint;
 use super::demand::{self, Shortage};
@@ -14,7 +17,6 @@ use super::inventory::Offered;
 use super::request::{Requests, Slot};
 use super::table::Table;
 use super::usable::{self, Checks, Scan, Status};
-use super::{Bounds, DEVICES_MAX};
 
 /// Refusals that are remembered for the explanation.
 const REFUSALS_MAX: usize = 4_096;
@@ -24,7 +26,7 @@ const REFUSALS_MAX: usize = 4_096;
 pub(super) struct Chosen {
     pub(super) slot: u32,
     pub(super) device: u32,
-    /// What the share of a shareable device consumes, in the order of its capacities.
+    /// Amounts that the share of a shareable device consumes, in the order of its capacities.
     pub(super) share: Option<Vec<Amount>>,
     charged: bool,
 }
@@ -78,13 +80,13 @@ struct Shares {
     consumed: Vec<i128>,
 }
 
-/// What has to be equal in two devices that take the same place.
+/// Traits that are equal in two devices which can replace each other in one place.
 #[derive(PartialEq, Eq, Hash)]
 struct Traits<'a> {
     statuses: Vec<Status>,
     values: Vec<Option<Rc<[u32]>>>,
     consumes: &'a [(u32, i128)],
-    /// Of a shareable device.
+    /// Capacities of a shareable device.
     capacities: Option<&'a [Capacity]>,
 }
 
@@ -137,11 +139,15 @@ impl<'r, 'a> Search<'r, 'a> {
         }
     }
 
-    /// Returns the exact requests that need more devices than there are, whatever the search does.
+    /// Returns the exact requests that need more devices than there are, for any combination.
     pub(super) fn shortage(&mut self) -> Option<Shortage> {
-        let exact = |slot: &&Slot<'_>| !slot.is_sub_request && slot.count.is_none();
         let mut reserved = Table::new(self.checks.inventory.len());
-        for slot in self.requests.slots.iter().filter(exact) {
+        for slot in self
+            .requests
+            .slots
+            .iter()
+            .filter(|slot| !slot.is_sub_request && slot.count.is_none())
+        {
             self.all_of(slot)
                 .iter()
                 .for_each(|device| reserved.set(*device, true));
@@ -192,7 +198,7 @@ impl<'r, 'a> Search<'r, 'a> {
         let Some(device) = devices.get(place).copied() else {
             return self.request(slot.request + 1);
         };
-        if left > DEVICES_MAX.saturating_sub(self.chosen.len()) {
+        if left > ALLOCATED_DEVICES_MAX.saturating_sub(self.chosen.len()) {
             return Ok(Outcome::TooMany);
         }
         self.spend(1)?;
@@ -236,7 +242,7 @@ impl<'r, 'a> Search<'r, 'a> {
         if left == 0 {
             return self.request(slot.request + 1);
         }
-        if left > DEVICES_MAX.saturating_sub(self.chosen.len()) {
+        if left > ALLOCATED_DEVICES_MAX.saturating_sub(self.chosen.len()) {
             return Ok(Outcome::TooMany);
         }
         let inventory = self.checks.inventory;
@@ -390,25 +396,18 @@ impl<'r, 'a> Search<'r, 'a> {
     }
 
     fn exceeded_counter(&self, device: &Offered) -> Option<u32> {
-        let exceeded = |(counter, amount): &&(u32, i128)| {
-            let total = self
-                .checks
-                .inventory
+        let (inventory, usage) = (self.checks.inventory, &self.checks.usage);
+        let exceeded = device.consumes.iter().find(|(counter, amount)| {
+            let total = inventory
                 .counter(*counter)
                 .map_or(0, |counter| counter.total);
-            let used = self
-                .checks
-                .usage
+            let used = usage
                 .counters
                 .get(*counter)
                 .saturating_add(self.counters.get(*counter));
             used.saturating_add(*amount) > total
-        };
-        device
-            .consumes
-            .iter()
-            .find(exceeded)
-            .map(|(counter, _)| *counter)
+        });
+        exceeded.map(|(counter, _)| *counter)
     }
 
     fn charge(&mut self, device: &Offered, sign: i128) {

@@ -1,15 +1,14 @@
-//! Which devices a request can use by itself, beside the claims that are allocated and before any other device of its own claim is chosen.
+//! Devices that a request can use by itself, beside the claims that are allocated and before any other device of its own claim is chosen.
 
 use k8s_openapi::api::resource::v1::{DeviceTaint, DeviceToleration};
 
-use super::capacity::Capacity;
 use super::in_use::{DeviceUse, Usage};
 use super::inventory::{Inventory, Offered};
 use super::request::Slot;
+use super::selector_results::SelectorResult;
 use super::table::Table;
-use super::verdicts::Verdict;
 
-/// What a request can do with a device. Numbers are places in the lists of the request or of the device.
+/// Usability of a device for a request. Numbers are places in the lists of the request or of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) enum Status {
     #[default]
@@ -43,7 +42,7 @@ impl Status {
         )
     }
 
-    /// Whether the search has to look at the device.
+    /// Returns true if the search has to look at the device.
     pub(super) fn is_candidate(self) -> bool {
         self == Self::Usable || self.is_failure()
     }
@@ -93,15 +92,15 @@ impl Checks<'_> {
 
     fn matching(&mut self, slot: &Slot<'_>, device: &Offered) -> Status {
         for (number, selector) in (0..).zip(&slot.selectors) {
-            let (verdict, steps) = selector.column.verdict(device.id, &device.facts);
+            let (result, steps) = selector.column.result(device.id, &device.facts);
             self.selector_steps = match self.selector_steps.checked_sub(steps) {
                 Some(left) => left,
                 None => return Status::SelectorSteps,
             };
-            match verdict {
-                Verdict::Matches => {}
-                Verdict::Differs => return Status::Selector(number),
-                Verdict::Failed => return Status::SelectorFailed(number),
+            match result {
+                SelectorResult::Matches => {}
+                SelectorResult::Differs => return Status::Selector(number),
+                SelectorResult::Failed => return Status::SelectorFailed(number),
             }
         }
         if device.on_node {
@@ -120,16 +119,15 @@ impl Checks<'_> {
         if !consumes_counters(slot, device, device_use) {
             return Status::Usable;
         }
-        let exceeded = |counter: u32, amount: i128| {
+        let mut consumed = (0..).zip(&device.consumes);
+        let exceeded = consumed.find(|(_, (counter, amount))| {
             let total = self
                 .inventory
-                .counter(counter)
+                .counter(*counter)
                 .map_or(0, |counter| counter.total);
-            self.usage.counters.get(counter).saturating_add(amount) > total
-        };
-        let mut consumed = (0..).zip(&device.consumes);
-        let found = consumed.find(|(_, (counter, amount))| exceeded(*counter, *amount));
-        found.map_or(Status::Usable, |(number, _)| Status::Counter(number))
+            self.usage.counters.get(*counter).saturating_add(*amount) > total
+        });
+        exceeded.map_or(Status::Usable, |(number, _)| Status::Counter(number))
     }
 }
 
@@ -138,7 +136,7 @@ fn takes_whole(device_use: &DeviceUse, device: &Offered) -> bool {
     device_use.exclusive_claim().is_some() || !device.is_shareable()
 }
 
-/// Whether the next use of a device consumes its counters: the first share does, further ones and admin access do not.
+/// Returns true if the next use of a device consumes its counters: the first share does, further ones and admin access do not.
 pub(super) fn consumes_counters(
     slot: &Slot<'_>,
     device: &Offered,
@@ -152,14 +150,16 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
     let Ok(capacities) = &device.capacities else {
         return Status::Defect;
     };
-    let missing = |name: &str| capacities.iter().all(|capacity| capacity.name != name);
-    let mut requested = (0..).zip(&slot.capacities);
-    if let Some((number, _)) = requested.find(|(_, (name, _))| missing(name)) {
-        return Status::NoCapacity(number);
+    for (number, (name, _)) in (0..).zip(&slot.capacities) {
+        if capacities.iter().all(|capacity| capacity.name != *name) {
+            return Status::NoCapacity(number);
+        }
     }
     // A failure fails the allocation, so all are looked at before the first reason that only leaves out the device.
-    let failed = |capacity: &Capacity| capacity.consumed(slot.requested(&capacity.name)).is_err();
-    if let Some((number, _)) = (0..).zip(capacities).find(|(_, capacity)| failed(capacity)) {
+    if let Some((number, _)) = (0..)
+        .zip(capacities)
+        .find(|(_, capacity)| capacity.consumed(slot.requested(&capacity.name)).is_err())
+    {
         return Status::CapacityFailed(number);
     }
     for (number, capacity) in (0..).zip(capacities) {
@@ -180,28 +180,26 @@ fn capacity_status(slot: &Slot<'_>, device: &Offered, device_use: Option<&Device
 /// Returns the place of the first taint that keeps a request from a device.
 pub(super) fn untolerated(slot: &Slot<'_>, device: &Offered) -> Option<u16> {
     let taints = device.device().taints.as_deref().unwrap_or_default();
-    let prevents =
-        |taint: &DeviceTaint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    let tolerated = |taint| {
-        slot.tolerations
-            .into_iter()
-            .flatten()
-            .any(|toleration| tolerates(toleration, taint))
-    };
     let mut numbered = (0..).zip(taints);
-    numbered
-        .find(|(_, taint)| prevents(taint) && !tolerated(taint))
-        .map(|(number, _)| number)
+    let untolerated = numbered.find(|(_, taint)| {
+        let mut tolerations = slot.tolerations.into_iter().flatten();
+        matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute")
+            && !tolerations.any(|toleration| tolerates(toleration, taint))
+    });
+    untolerated.map(|(number, _)| number)
 }
 
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
-    let given = |text: &'_ Option<String>| text.clone().unwrap_or_default();
-    let (effect, key) = (given(&toleration.effect), given(&toleration.key));
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
     if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
         return false;
     }
     match toleration.operator.as_deref().unwrap_or_default() {
-        "" | "Equal" => given(&toleration.value) == given(&taint.value),
+        "" | "Equal" => {
+            toleration.value.as_deref().unwrap_or_default()
+                == taint.value.as_deref().unwrap_or_default()
+        }
         "Exists" => true,
         _ => false,
     }
@@ -245,7 +243,7 @@ impl Scan {
         self.found.get(place).copied()
     }
 
-    /// Whether it is certain that fewer than `count` devices are left from a place on, and that no failure is among them.
+    /// Returns true if it is certain that fewer than `count` devices are left from a place on, and that no failure is among them.
     pub(super) fn is_short(
         &mut self,
         place: usize,

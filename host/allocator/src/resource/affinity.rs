@@ -14,7 +14,7 @@ pub(super) struct Split {
     pub(super) indifferent: Vec<String>,
 }
 
-/// Whether a resource has anything to align.
+/// Returns true if a device of the resource has NUMA nodes.
 pub(super) fn has_topology<'a>(mut devices: impl Iterator<Item = &'a PluginDevice>) -> bool {
     devices.any(|device| !device.numa_nodes.is_empty())
 }
@@ -86,17 +86,11 @@ pub(super) fn nodes_of<'a>(
 
 /// Nodes of a device as bits, by their places in `nodes`, of which there are at most `HINT_NUMA_NODES_MAX`.
 pub(super) fn bits(device: &PluginDevice, nodes: &[u32]) -> u32 {
-    let bit = |node: &u32| {
-        nodes
-            .iter()
-            .position(|known| known == node)
-            .map_or(0, |place| 1 << place)
-    };
-    device
+    let places = device
         .numa_nodes
         .iter()
-        .map(bit)
-        .fold(0, |bits, bit| bits | bit)
+        .filter_map(|node| nodes.iter().position(|known| known == node));
+    places.fold(0, |bits, place| bits | 1 << place)
 }
 
 /// Every set of that many nodes, the smaller first, and among equals those of lower nodes.
@@ -126,8 +120,8 @@ pub fn closest(available: &[&PluginDevice], must_include: &[String], size: usize
     } else {
         tightest(&devices, must, size, nodes.len())
     };
-    let is_near = |bits: u32| wanted.is_some_and(|set| bits & set != 0);
-    devices.sort_by_key(|(bits, device)| (!must(device), !is_near(*bits)));
+    devices
+        .sort_by_key(|(bits, device)| (!must(device), wanted.is_none_or(|set| *bits & set == 0)));
     devices
         .into_iter()
         .take(size)
@@ -142,15 +136,14 @@ fn tightest(
     size: usize,
     nodes: usize,
 ) -> Option<u32> {
-    let fits = |set: u32| {
+    let fitting = sets(nodes).into_iter().filter_map(|set| {
         let near = devices.iter().filter(|(bits, _)| bits & set != 0).count();
         let mut must = devices
             .iter()
             .filter(|(bits, device)| *bits != 0 && must(device));
         let all = must.all(|(bits, _)| bits & set != 0);
         (near >= size && all).then_some((set.count_ones(), near, set))
-    };
-    let fitting = sets(nodes).into_iter().filter_map(fits);
+    });
     fitting
         .min_by_key(|(nodes, near, _)| (*nodes, *near))
         .map(|(_, _, set)| set)
@@ -212,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_with_fewer_devices_are_used_up_first() {
+    fn nodes_with_fewest_devices_come_first() {
         let devices = [
             device("a", &[0]),
             device("b", &[0]),
@@ -230,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_affinity_or_a_topology_nothing_is_aligned() {
+    fn no_affinity_or_topology_aligns_nothing() {
         let devices = [device("b", &[0]), device("a", &[1])];
         let devices: Vec<_> = devices.iter().collect();
         for (affinity, topology) in [(&[][..], true), (&[0][..], false)] {
@@ -243,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fewest_nodes_are_chosen_and_large_groups_stay_whole() {
+    fn closest_devices_use_fewest_nodes() {
         let devices = [
             device("a0", &[0]),
             device("a1", &[0]),
@@ -270,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_list_of_nodes_is_read() {
+    fn kernel_node_list_is_parsed() {
         assert_eq!(parse_nodes("0\n"), Some(vec![0]));
         assert_eq!(parse_nodes("0-2,5"), Some(vec![0, 1, 2, 5]));
         for bad in ["", "a", "0-", "0-99999999"] {

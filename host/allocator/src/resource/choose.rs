@@ -41,7 +41,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// What is wrong with a preference; `None`: nothing.
+    /// Returns the fault of a preference, or `None` if it is valid.
     pub fn fault(&self, preferred: &[String]) -> Option<String> {
         let unknown = preferred
             .iter()
@@ -144,8 +144,10 @@ pub fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(), Proble
 }
 
 fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Problem> {
-    let is_healthy = |id: &&String| stock.devices.get(*id).is_some_and(|device| device.healthy);
-    match held.keys().find(|id| !is_healthy(id)) {
+    let unhealthy = held
+        .keys()
+        .find(|id| stock.devices.get(*id).is_none_or(|device| !device.healthy));
+    match unhealthy {
         None => Ok(Step::Chosen(held.keys().cloned().collect())),
         Some(id) => Err(lost(
             &format!("{id:?} of {}", want.resource),

@@ -45,7 +45,7 @@ impl Case {
         choose::choose(&stock, &want, self.held.as_ref(), &self.reusable)
     }
 
-    /// What is chosen when the plugin prefers these.
+    /// Returns the devices that are chosen when the plugin prefers these.
     fn chosen(&self, preferred: &[&str]) -> BTreeSet<String> {
         match self.step().unwrap() {
             Step::Chosen(ids) => ids,
@@ -64,7 +64,7 @@ impl Case {
         self.step().unwrap_err().code
     }
 
-    /// By NUMA node, how many were chosen.
+    /// Counts the chosen devices by NUMA node.
     fn alignment(&self, preferred: &[&str]) -> BTreeMap<u32, usize> {
         let mut counts = BTreeMap::new();
         for id in self.chosen(preferred) {
@@ -77,7 +77,7 @@ impl Case {
 }
 
 #[test]
-fn what_cannot_be_allocated_is_refused_with_its_reason() {
+fn failed_choice_has_its_reason() {
     let unhealthy = Case {
         devices: devices([sick("a"), sick("b")]),
         count: 1,
@@ -176,7 +176,7 @@ fn devices_follow_the_affinity() {
 }
 
 #[test]
-fn a_plugins_preference_counts_as_far_as_it_can_be_had() {
+fn plugin_preference_is_used_where_possible() {
     let halves = || devices(numbered(0..100, 0).chain(numbered(100..200, 1)));
     let one = || devices(numbered(0..100, 1));
     let few = || devices(numbered(0..3, 0).chain(numbered(3..100, 1)));
@@ -250,7 +250,7 @@ fn a_plugins_preference_counts_as_far_as_it_can_be_had() {
 }
 
 #[test]
-fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
+fn plugin_gets_available_required_and_size() {
     let same = |count: usize| devices(numbered(0..count, 0));
     let split = || devices(numbered(0..4, 0).chain(numbered(4..8, 1)));
     let all = &[
@@ -310,7 +310,7 @@ fn a_plugin_is_called_with_what_is_available_what_must_be_in_and_how_many() {
 }
 
 #[test]
-fn what_can_be_used_again_is_used_first_and_alone_where_it_is_enough() {
+fn reusable_devices_are_chosen_first() {
     let mut all = devices(numbered(0..4, 0));
     let taken = set(&["Dev1", "Dev3"]);
     let case = Case {
@@ -396,7 +396,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_choice_is_of_as_many_healthy_devices_as_are_wanted_and_takes_none_from_others(
+    fn choice_has_enough_free_healthy_devices(
         case in any_case(),
         preferred in proptest::collection::vec(0..25usize, 0..10),
     ) {
@@ -422,7 +422,7 @@ proptest! {
     }
 
     #[test]
-    fn an_aligned_device_is_left_only_when_all_chosen_new_ones_are_aligned(case in any_case()) {
+    fn aligned_devices_are_chosen_before_others(case in any_case()) {
         prop_assume!(case.step().is_ok() && !case.affinity.is_empty());
         let chosen = case.chosen(&[]);
         let near = |id: &String| case.devices[id].numa_nodes.iter().any(|node| case.affinity.contains(node));

@@ -62,30 +62,27 @@ fn generate(
     reusable: &BTreeSet<String>,
     count: usize,
 ) -> Vec<TopologyHint> {
-    let of =
-        |ids: &BTreeSet<String>| counts(ids.iter().filter_map(|id| stock.devices.get(id)), nodes);
-    let (all, available, reusable) = (
-        counts(stock.devices.values(), nodes),
-        of(available),
-        of(reusable),
-    );
+    let all = counts(stock.devices.values(), nodes);
+    let [available, reusable] = [available, reusable]
+        .map(|ids| counts(ids.iter().filter_map(|id| stock.devices.get(id)), nodes));
     let sets = affinity::sets(nodes.len());
     let smallest = sets
         .iter()
         .filter(|set| within(&all, **set) >= count)
         .map(|set| set.count_ones())
         .min();
-    let covers = |set: u32| reusable.keys().all(|bits| bits & set != 0);
-    let serves =
-        |set: &u32| covers(*set) && within(&available, *set) + within(&reusable, *set) >= count;
-    let hint = |set: u32| TopologyHint {
+    let fitting = sets.into_iter().filter(|set| {
+        reusable.keys().all(|bits| bits & set != 0)
+            && within(&available, *set) + within(&reusable, *set) >= count
+    });
+    let hints = fitting.map(|set| TopologyHint {
         numa_nodes: (0..nodes.len())
             .filter(|place| set & 1 << place != 0)
             .map(|place| nodes[place])
             .collect(),
         preferred: smallest == Some(set.count_ones()),
-    };
-    sets.into_iter().filter(serves).map(hint).collect()
+    });
+    hints.collect()
 }
 
 /// Counts devices; those without a node of the machine are left out.

@@ -179,7 +179,7 @@ fn hints_are_those_of_a_kubelet() {
 }
 
 #[test]
-fn unhealthy_devices_count_for_the_best_hint_and_serve_no_request() {
+fn unhealthy_devices_affect_only_preferred_hint() {
     let mut found = four();
     found[0].healthy = false;
     found[1].healthy = false;
@@ -188,7 +188,7 @@ fn unhealthy_devices_count_for_the_best_hint_and_serve_no_request() {
 }
 
 #[test]
-fn a_machine_with_more_nodes_than_a_kubelet_aligns_has_no_hints() {
+fn too_many_numa_nodes_prevent_hints() {
     let machine: Vec<u32> = (0..64).collect();
     let of = |nodes: u32| {
         case((0..nodes).map(|n| device(&format!("Dev{n}"), &[n])), 1).hints_on(&machine)
@@ -198,7 +198,7 @@ fn a_machine_with_more_nodes_than_a_kubelet_aligns_has_no_hints() {
 }
 
 #[test]
-fn a_pod_needs_the_most_that_runs_at_once() {
+fn pod_needs_its_peak_device_count() {
     use ContainerKind::{App, Init, Sidecar};
     let of = |kind, gpu, nic| {
         let resources = BTreeMap::from([(resource("gpu"), gpu), (resource("nic"), nic)]);

@@ -27,7 +27,7 @@ const PATTERNS_MAX: usize = 32;
 /// Steps of a conversion of a literal.
 const FOLD_STEPS: u64 = 10_000;
 
-/// What is wrong at a node of the parser's tree.
+/// Problem at a node of the parser's tree.
 pub(super) struct Problem {
     pub(super) node: u64,
     pub(super) text: String,
@@ -463,24 +463,30 @@ fn path(expression: &IdedExpr) -> Option<&str> {
 
 /// A list of literals is a literal: it is built once.
 fn list_node(items: Vec<Item>) -> Node {
-    let literal = |item: &Item| match &item.node {
-        Node::Literal(value) if !item.is_optional => Some(value.clone()),
-        _ => None,
-    };
-    match items.iter().map(literal).collect::<Option<Vec<_>>>() {
+    match items
+        .iter()
+        .map(|item| match &item.node {
+            Node::Literal(value) if !item.is_optional => Some(value.clone()),
+            _ => None,
+        })
+        .collect::<Option<Vec<_>>>()
+    {
         Some(values) => Node::Literal(Value::list(values)),
         None => Node::List(items),
     }
 }
 
 fn map_node(items: Vec<(Node, Item)>) -> Node {
-    let literal = |(key, item): &(Node, Item)| match (key, &item.node) {
-        (Node::Literal(key), Node::Literal(value)) if !item.is_optional => {
-            Some((Key::of(key)?, (key.clone(), value.clone())))
-        }
-        _ => None,
-    };
-    match items.iter().map(literal).collect::<Option<_>>() {
+    match items
+        .iter()
+        .map(|(key, item)| match (key, &item.node) {
+            (Node::Literal(key), Node::Literal(value)) if !item.is_optional => {
+                Some((Key::of(key)?, (key.clone(), value.clone())))
+            }
+            _ => None,
+        })
+        .collect::<Option<_>>()
+    {
         Some(entries) => Node::Literal(Value::Map(Arc::new(Map {
             entries,
             default: None,

@@ -1,4 +1,4 @@
-//! What a selector sees of a device: the variable `device` as a value.
+//! Facts about a device for a selector: the variable `device` as a value.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use nodedock_model::quantity;
 use super::EvaluationError;
 use super::value::{Key, Map, Quantity, Value};
 
-/// What a selector sees of a device: prepared once per inventory, read by all selectors.
+/// Facts about a device for selectors: prepared once per inventory, read by all selectors.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
     device: Result<Value, EvaluationError>,
@@ -79,11 +79,6 @@ fn insert(map: &mut Map, name: &str, value: Value) {
 }
 
 fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
-    let version = |text: &String| {
-        semver::Version::parse(text)
-            .ok()
-            .map(|it| Value::Semver(Arc::new(it)))
-    };
     if let Some(values) = &attribute.ints {
         Some(Value::list(
             values.iter().map(|value| Value::Int(*value)).collect(),
@@ -102,7 +97,7 @@ fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
     } else if let Some(values) = &attribute.versions {
         values
             .iter()
-            .map(version)
+            .map(|text| version(text))
             .collect::<Option<Vec<_>>>()
             .map(Value::list)
     } else if let Some(value) = attribute.int {
@@ -114,4 +109,10 @@ fn attribute_value(attribute: &DeviceAttribute) -> Option<Value> {
     } else {
         version(attribute.version.as_ref()?)
     }
+}
+
+fn version(text: &str) -> Option<Value> {
+    semver::Version::parse(text)
+        .ok()
+        .map(|it| Value::Semver(Arc::new(it)))
 }

@@ -122,23 +122,6 @@ pub(super) fn find(name: &str) -> Option<(Function, Vec<Overload>)> {
 }
 
 fn operator(name: &str) -> Option<(Function, Vec<Overload>)> {
-    let same = |types: Vec<Type>| {
-        types
-            .into_iter()
-            .map(|of| global([of.clone(), of.clone()], of))
-            .collect()
-    };
-    let ordered = || {
-        let numbers = [Int, Uint, Double];
-        let pairs = numbers
-            .iter()
-            .flat_map(|left| numbers.iter().map(move |right| (left, right)));
-        let mut overloads: Vec<_> = pairs
-            .map(|(left, right)| global([left.clone(), right.clone()], Bool))
-            .collect();
-        overloads.extend([global([Bool, Bool], Bool), global([String, String], Bool)]);
-        overloads
-    };
     let (list, map) = (|| Type::list(A), || Type::map(A, B));
     Some(match name {
         "!_" => (Function::Not, vec![global([Bool], Bool)]),
@@ -146,17 +129,20 @@ fn operator(name: &str) -> Option<(Function, Vec<Overload>)> {
             Function::Negate,
             vec![global([Double], Double), global([Int], Int)],
         ),
-        "_+_" => (Function::Add, same(vec![Double, Int, list(), String, Uint])),
-        "_-_" => (Function::Subtract, same(vec![Double, Int, Uint])),
-        "_*_" => (Function::Multiply, same(vec![Double, Int, Uint])),
-        "_/_" => (Function::Divide, same(vec![Double, Int, Uint])),
-        "_%_" => (Function::Modulo, same(vec![Int, Uint])),
+        "_+_" => (
+            Function::Add,
+            closed_over(vec![Double, Int, list(), String, Uint]),
+        ),
+        "_-_" => (Function::Subtract, closed_over(vec![Double, Int, Uint])),
+        "_*_" => (Function::Multiply, closed_over(vec![Double, Int, Uint])),
+        "_/_" => (Function::Divide, closed_over(vec![Double, Int, Uint])),
+        "_%_" => (Function::Modulo, closed_over(vec![Int, Uint])),
         "_==_" => (Function::Equals, vec![global([A, A], Bool)]),
         "_!=_" => (Function::NotEquals, vec![global([A, A], Bool)]),
-        "_<_" => (Function::Less, ordered()),
-        "_<=_" => (Function::LessEquals, ordered()),
-        "_>_" => (Function::Greater, ordered()),
-        "_>=_" => (Function::GreaterEquals, ordered()),
+        "_<_" => (Function::Less, compared()),
+        "_<=_" => (Function::LessEquals, compared()),
+        "_>_" => (Function::Greater, compared()),
+        "_>=_" => (Function::GreaterEquals, compared()),
         "in" | "@in" => (
             Function::In,
             vec![global([A, list()], Bool), global([A, map()], Bool)],
@@ -184,13 +170,26 @@ fn operator(name: &str) -> Option<(Function, Vec<Overload>)> {
     })
 }
 
+fn compared() -> Vec<Overload> {
+    let numbers = [Int, Uint, Double];
+    let pairs = numbers
+        .iter()
+        .flat_map(|left| numbers.iter().map(move |right| (left, right)));
+    let mut overloads: Vec<_> = pairs
+        .map(|(left, right)| global([left.clone(), right.clone()], Bool))
+        .collect();
+    overloads.extend([global([Bool, Bool], Bool), global([String, String], Bool)]);
+    overloads
+}
+
+fn closed_over(types: Vec<Type>) -> Vec<Overload> {
+    types
+        .into_iter()
+        .map(|of| global([of.clone(), of.clone()], of))
+        .collect()
+}
+
 fn standard(name: &str) -> Option<(Function, Vec<Overload>)> {
-    let conversion = |from: &[Type], to: Type| {
-        from.iter()
-            .map(|from| global([from.clone()], to.clone()))
-            .collect()
-    };
-    let of_strings = || vec![member([String, String], Bool)];
     Some(match name {
         "size" => {
             let sized = [Type::list(A), Type::map(A, B), String];
@@ -218,9 +217,9 @@ fn standard(name: &str) -> Option<(Function, Vec<Overload>)> {
             Function::ToUint,
             conversion(&[Uint, Double, Int, String], Uint),
         ),
-        "contains" => (Function::Contains, of_strings()),
-        "startsWith" => (Function::StartsWith, of_strings()),
-        "endsWith" => (Function::EndsWith, of_strings()),
+        "contains" => (Function::Contains, of_two_strings()),
+        "startsWith" => (Function::StartsWith, of_two_strings()),
+        "endsWith" => (Function::EndsWith, of_two_strings()),
         "matches" => (
             Function::Matches,
             vec![
@@ -267,30 +266,25 @@ fn standard(name: &str) -> Option<(Function, Vec<Overload>)> {
     })
 }
 
+fn of_two_strings() -> Vec<Overload> {
+    vec![member([String, String], Bool)]
+}
+
+fn conversion(from: &[Type], to: Type) -> Vec<Overload> {
+    from.iter()
+        .map(|from| global([from.clone()], to.clone()))
+        .collect()
+}
+
 fn extension(name: &str) -> Option<(Function, Vec<Overload>)> {
-    let strings = || Type::list(String);
-    let searches = || {
-        vec![
-            member([String, String], Int),
-            member([String, String, Int], Int),
-            member([Type::list(A), A], Int),
-        ]
-    };
-    let sets = || vec![global([Type::list(A), Type::list(A)], Bool)];
-    let ordered = |result: fn(Type) -> Type| {
-        let types = [Int, Uint, Double, Bool, String];
-        types
-            .into_iter()
-            .map(|of| member([Type::list(of.clone())], result(of)))
-            .collect()
-    };
+    let strings = Type::list(String);
     Some(match name {
         "find" => (Function::Find, vec![member([String, String], String)]),
         "findAll" => (
             Function::FindAll,
             vec![
-                member([String, String], strings()),
-                member([String, String, Int], strings()),
+                member([String, String], strings.clone()),
+                member([String, String, Int], strings),
             ],
         ),
         "charAt" => (Function::CharAt, vec![member([String, Int], String)]),
@@ -308,8 +302,8 @@ fn extension(name: &str) -> Option<(Function, Vec<Overload>)> {
         "split" => (
             Function::Split,
             vec![
-                member([String, String], strings()),
-                member([String, String, Int], strings()),
+                member([String, String], strings.clone()),
+                member([String, String, Int], strings),
             ],
         ),
         "substring" => (
@@ -323,47 +317,51 @@ fn extension(name: &str) -> Option<(Function, Vec<Overload>)> {
         "join" => (
             Function::Join,
             vec![
-                member([strings()], String),
-                member([strings(), String], String),
+                member([strings.clone()], String),
+                member([strings, String], String),
             ],
         ),
-        "isSorted" => (Function::IsSorted, ordered(|_| Bool)),
-        "min" => (Function::Min, ordered(|of| of)),
-        "max" => (Function::Max, ordered(|of| of)),
+        "isSorted" => (Function::IsSorted, of_ordered(|_| Bool)),
+        "min" => (Function::Min, of_ordered(|of| of)),
+        "max" => (Function::Max, of_ordered(|of| of)),
         "sum" => {
-            let of_list = |of: Type| member([Type::list(of.clone())], of);
+            let numbers = [Int, Uint, Double].into_iter();
             (
                 Function::Sum,
-                vec![of_list(Int), of_list(Uint), of_list(Double)],
+                numbers
+                    .map(|of| member([Type::list(of.clone())], of))
+                    .collect(),
             )
         }
         "includes" => (Function::Includes, vec![member([Dyn, Dyn], Bool)]),
-        "sets.contains" => (Function::SetsContains, sets()),
-        "sets.equivalent" => (Function::SetsEquivalent, sets()),
-        "sets.intersects" => (Function::SetsIntersects, sets()),
+        "sets.contains" => (Function::SetsContains, of_two_lists()),
+        "sets.equivalent" => (Function::SetsEquivalent, of_two_lists()),
+        "sets.intersects" => (Function::SetsIntersects, of_two_lists()),
         _ => return None,
     })
 }
 
+fn of_ordered(result: fn(Type) -> Type) -> Vec<Overload> {
+    let types = [Int, Uint, Double, Bool, String];
+    types
+        .into_iter()
+        .map(|of| member([Type::list(of.clone())], result(of)))
+        .collect()
+}
+
+fn of_two_lists() -> Vec<Overload> {
+    vec![global([Type::list(A), Type::list(A)], Bool)]
+}
+
+fn searches() -> Vec<Overload> {
+    vec![
+        member([String, String], Int),
+        member([String, String, Int], Int),
+        member([Type::list(A), A], Int),
+    ]
+}
+
 fn kubernetes(name: &str) -> Option<(Function, Vec<Overload>)> {
-    let of_both = |result: Type| {
-        vec![
-            member([Quantity, Quantity], result.clone()),
-            member([Semver, Semver], result),
-        ]
-    };
-    let sums = || {
-        vec![
-            member([Quantity, Quantity], Quantity),
-            member([Quantity, Int], Quantity),
-        ]
-    };
-    let parses = |result: Type| {
-        vec![
-            global([String], result.clone()),
-            global([String, Bool], result),
-        ]
-    };
     Some(match name {
         "quantity" => (Function::ToQuantity, vec![global([String], Quantity)]),
         "isQuantity" => (Function::IsQuantity, vec![global([String], Bool)]),
@@ -386,6 +384,27 @@ fn kubernetes(name: &str) -> Option<(Function, Vec<Overload>)> {
         "patch" => (Function::Patch, vec![member([Semver], Int)]),
         _ => return None,
     })
+}
+
+fn parses(result: Type) -> Vec<Overload> {
+    vec![
+        global([String], result.clone()),
+        global([String, Bool], result),
+    ]
+}
+
+fn sums() -> Vec<Overload> {
+    vec![
+        member([Quantity, Quantity], Quantity),
+        member([Quantity, Int], Quantity),
+    ]
+}
+
+fn of_both(result: Type) -> Vec<Overload> {
+    vec![
+        member([Quantity, Quantity], result.clone()),
+        member([Semver, Semver], result),
+    ]
 }
 
 /// Returns the type that an identifier such as `int` names, with the name under which `type(1)` finds it.

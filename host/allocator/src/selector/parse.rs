@@ -1,15 +1,16 @@
-//! From text to a checked tree, on a thread whose stack is large enough for the parser.
+//! Parses text into a checked tree, on a thread whose stack is large enough for the parser.
 
 use cel::common::ast::SourceInfo;
+use nodedock_model::limit::EXPRESSION_BYTES_MAX;
 
+use super::SelectorError;
 use super::check::Checker;
 use super::tree::Node;
-use super::{EXPRESSION_LENGTH_MAX, SelectorError};
 
 /// Stack of the parser: it takes some 130 KiB for a pair of parentheses in a debug build, and recurses into each operator of a chain such as
 /// `1+1+1`, of which an expression can have half as many as it has bytes.
 const STACK_SIZE: usize =
-    16 * 1024 + NESTING_MAX * 256 * 1024 + EXPRESSION_LENGTH_MAX / 2 * 12 * 1024;
+    16 * 1024 + NESTING_MAX * 256 * 1024 + EXPRESSION_BYTES_MAX / 2 * 12 * 1024;
 
 /// Brackets within brackets. The parser's own bound is above it.
 const NESTING_MAX: usize = 48;

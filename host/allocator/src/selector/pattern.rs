@@ -22,18 +22,21 @@ const LENGTH_MAX: usize = 1024;
 ///
 /// Fails if it is malformed, or larger than a selector needs.
 pub(super) fn compile(pattern: &str) -> Result<Regex, EvaluationError> {
-    let malformed = || EvaluationError::MalformedPattern {
-        pattern: pattern.chars().take(64).collect(),
-    };
     if pattern.len() > LENGTH_MAX {
-        return Err(malformed());
+        return Err(malformed(pattern));
     }
-    RegexBuilder::new(&translated(pattern).ok_or_else(malformed)?)
+    RegexBuilder::new(&translated(pattern).ok_or_else(|| malformed(pattern))?)
         .size_limit(SIZE_MAX)
         .dfa_size_limit(CACHE_SIZE)
         .nest_limit(32)
         .build()
-        .map_err(|_| malformed())
+        .map_err(|_| malformed(pattern))
+}
+
+fn malformed(pattern: &str) -> EvaluationError {
+    EvaluationError::MalformedPattern {
+        pattern: pattern.chars().take(64).collect(),
+    }
 }
 
 /// Rewrites what the two notations do not have in common: in Go, the classes `\d`, `\w`, `\s` and `\b` know ASCII only, and within brackets
@@ -112,7 +115,7 @@ fn translated(pattern: &str) -> Option<String> {
     Some(translated)
 }
 
-/// What the pattern's part before a character ends with.
+/// Repetition at the end of the part of the pattern before a character.
 #[derive(Clone, Copy)]
 enum Repetition {
     None,
@@ -125,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_mean_what_they_mean_in_go() {
+    fn patterns_match_as_in_go() {
         for (pattern, text, matches) in [
             (r"^\d+$", "12", true),
             (r"^\d$", "٣", false),

@@ -1,11 +1,9 @@
 use k8s_openapi::api::resource::v1::Device;
+use nodedock_model::limit::EXPRESSION_BYTES_MAX;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{
-    DeviceFacts, EXPRESSION_LENGTH_MAX, EvaluationError, STEPS_PER_EVALUATION, Selector,
-    SelectorError, Steps,
-};
+use super::{DeviceFacts, EvaluationError, STEPS_PER_EVALUATION, Selector, SelectorError, Steps};
 
 fn facts() -> DeviceFacts {
     let device: Device = serde_json::from_value(json!({
@@ -148,7 +146,7 @@ fn selectors_without_a_verdict() {
 }
 
 #[test]
-fn a_device_with_a_malformed_attribute_has_no_verdict() {
+fn malformed_attribute_prevents_a_verdict() {
     for (attributes, capacity) in [
         (json!({"v": {"version": "1"}}), json!({})),
         (json!({"v": {"versions": ["1.0.0", "x"]}}), json!({})),
@@ -266,8 +264,8 @@ fn an_attribute_alone_is_a_selector() {
 }
 
 #[test]
-fn expressions_are_bounded_in_length_and_depth() {
-    let long = format!("'{}' == ''", "x".repeat(EXPRESSION_LENGTH_MAX));
+fn expression_length_and_depth_are_bounded() {
+    let long = format!("'{}' == ''", "x".repeat(EXPRESSION_BYTES_MAX));
     assert_eq!(
         Selector::compile(&long).unwrap_err(),
         SelectorError::TooLong { length: long.len() }
@@ -275,7 +273,7 @@ fn expressions_are_bounded_in_length_and_depth() {
     let chain = |part: &str| {
         format!(
             "1{} == 1",
-            part.repeat((EXPRESSION_LENGTH_MAX - 10) / part.len())
+            part.repeat((EXPRESSION_BYTES_MAX - 10) / part.len())
         )
     };
     for expression in [
@@ -300,7 +298,7 @@ fn expressions_are_bounded_in_length_and_depth() {
 }
 
 #[test]
-fn types_and_patterns_of_an_expression_are_bounded() {
+fn types_and_regexes_are_bounded() {
     let mut doubling = "[] == []".to_owned();
     for number in (0..30).rev() {
         let (variable, previous) = (format!("v{number}"), format!("v{}", number - 1));
@@ -403,7 +401,7 @@ fn hostile() -> Vec<String> {
 }
 
 #[test]
-fn a_hostile_expression_ends_when_its_steps_are_used_up() {
+fn hostile_expression_runs_out_of_steps() {
     for expression in hostile() {
         let selector =
             Selector::compile(&expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
@@ -418,7 +416,7 @@ fn a_hostile_expression_ends_when_its_steps_are_used_up() {
 }
 
 #[test]
-fn steps_are_decreased_by_what_was_done() {
+fn evaluation_consumes_its_steps() {
     let selector =
         Selector::compile("device.attributes['gpu.example.com'].model == 'a100'").unwrap();
     let mut steps = Steps::new(100);
@@ -550,7 +548,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
     #[test]
-    fn no_expression_panics_and_steps_are_respected(expression in expressions(), limit in 0_u64..2_000) {
+    fn no_expression_panics_or_exceeds_steps(expression in expressions(), limit in 0_u64..2_000) {
         for wrapped in [expression.clone(), format!("[dyn(0)].exists(x, cel.bind(y, dyn(1), dyn({expression})))")] {
             let Ok(selector) = Selector::compile(&wrapped) else { continue };
             let mut steps = Steps::new(limit);

@@ -48,12 +48,12 @@ pub(super) enum Node {
 #[derive(Debug)]
 pub(super) struct Field(pub(super) Key);
 
-/// What a selection of a field returns.
+/// Result of the selection of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     /// The field's value.
     Value,
-    /// Whether there is one: `has(a.b)`.
+    /// True if the field is present: `has(a.b)`.
     Presence,
     /// An optional: `a.?b`.
     Optional,
@@ -63,7 +63,7 @@ pub(super) enum Test {
 #[derive(Debug)]
 pub(super) struct Item {
     pub(super) node: Node,
-    /// Whether the node is an optional, and left out if it has no value.
+    /// True if the node is an optional, which is omitted if it has no value.
     pub(super) is_optional: bool,
 }
 

@@ -51,7 +51,7 @@ impl Type {
         }
     }
 
-    /// Whether the type consists of at most `limit` types. It decreases `limit` by what it counted.
+    /// Returns true if the type consists of at most `limit` types. Decreases `limit` by the types that it counted.
     pub(super) fn is_within(&self, limit: &mut usize) -> bool {
         let Some(left) = limit.checked_sub(1) else {
             return false;
@@ -112,12 +112,12 @@ impl Inference {
         first
     }
 
-    /// Whether the types became too large to go on. The answers of the other functions are of no use then.
+    /// Returns true if the types became too large to continue. The results of the other functions are meaningless then.
     pub(super) fn is_exhausted(&self) -> bool {
         self.comparisons > COMPARISONS_MAX
     }
 
-    /// Whether every one of `left` fits its type in `right`. What was inferred is kept if they all do.
+    /// Returns true if each of `left` fits its type in `right`. The inferred types are kept only if they all fit.
     pub(super) fn all_assignable(&mut self, left: &[Type], right: &[Type]) -> bool {
         let mark = self.log.len();
         let fits = left.len() == right.len()
@@ -230,7 +230,7 @@ impl Inference {
         Substitution::Fits
     }
 
-    /// Whether the parameter occurs within the type.
+    /// Returns true if the parameter occurs within the type.
     fn refers(&mut self, within: &Type, parameter: usize) -> bool {
         if !self.may_go_on() || *within == Type::Param(parameter) {
             return true;

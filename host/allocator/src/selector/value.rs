@@ -31,7 +31,7 @@ pub(super) struct Quantity(pub(super) i128);
 #[derive(Debug, Default)]
 pub(super) struct Map {
     pub(super) entries: BTreeMap<Key, (Value, Value)>,
-    /// What the map has for a key that it does not contain.
+    /// Value for a key that the map does not contain.
     pub(super) default: Option<Value>,
 }
 
@@ -116,7 +116,7 @@ impl Value {
         }
     }
 
-    /// Whether an optional that may hold no zero value does not hold it.
+    /// Returns true for a zero value, which an optional without zero values does not hold.
     pub(super) fn is_zero(&self) -> bool {
         match self {
             Value::Null => true,
@@ -222,7 +222,7 @@ fn equal_at(
     }))
 }
 
-/// Whether the list has an element that is equal to the value. `searched` is on the left of each comparison.
+/// Returns true if the list has an element that is equal to the value. `searched` is on the left of each comparison.
 pub(super) fn contains(
     list: &[Value],
     searched: &Value,
@@ -256,7 +256,7 @@ pub(super) fn compare(
     })
 }
 
-/// Whether values of this type have an order.
+/// Returns true if values of this type have an order.
 pub(super) fn is_ordered(value: &Value) -> bool {
     matches!(
         value,
@@ -265,14 +265,17 @@ pub(super) fn is_ordered(value: &Value) -> bool {
 }
 
 fn compare_numbers(left: &Value, right: &Value) -> Option<Ordering> {
-    let double = |value: &Value| match value {
+    match (left, right) {
+        (Value::Double(_), _) | (_, Value::Double(_)) => double(left)?.partial_cmp(&double(right)?),
+        _ => Some(integer(left)?.cmp(&integer(right)?)),
+    }
+}
+
+fn double(value: &Value) -> Option<f64> {
+    match value {
         Value::Int(value) => Some(*value as f64),
         Value::Uint(value) => Some(*value as f64),
         Value::Double(value) => Some(*value),
         _ => None,
-    };
-    match (left, right) {
-        (Value::Double(_), _) | (_, Value::Double(_)) => double(left)?.partial_cmp(&double(right)?),
-        _ => Some(integer(left)?.cmp(&integer(right)?)),
     }
 }

@@ -14,7 +14,7 @@ const BEFORE_FIRST: &str = "before-first-apply";
 /// The manager whose annotation of client-side apply counts as ownership.
 const KUBECTL: &str = "kubectl";
 
-/// Where `kubectl apply` without a server's apply stores what it applied.
+/// Annotation in which client-side `kubectl apply` stores the object that it applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// An apply that is refused.
@@ -117,11 +117,11 @@ impl Apply<'_> {
             )));
         }
         check(self.root(), applied, "").map_err(|why| {
-            let text = |field: &str| applied["metadata"][field].as_str().unwrap_or_default();
+            let metadata = &applied["metadata"];
             ApplyError::Invalid(format!(
                 "failed to create typed patch object ({}/{}; {}, Kind={}): {why}",
-                text("namespace"),
-                text("name"),
+                metadata["namespace"].as_str().unwrap_or_default(),
+                metadata["name"].as_str().unwrap_or_default(),
                 self.writer.api_version,
                 self.kind
             ))

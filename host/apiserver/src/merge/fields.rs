@@ -25,7 +25,7 @@ impl Step {
         Self(format!("v:{value}"))
     }
 
-    /// Reads a step in whatever notation of its JSON.
+    /// Reads a step in any valid JSON notation.
     fn read(text: &str) -> Result<Self, String> {
         let malformed =
             |why: &dyn std::fmt::Display| format!("malformed path element {text:?}: {why}");
@@ -55,7 +55,7 @@ impl Step {
     }
 }
 
-/// As messages show it: `.name`, `[key="value"]`, `[="value"]`, `[0]`.
+/// Formats a step as messages show it: `.name`, `[key="value"]`, `[="value"]`, `[0]`.
 impl std::fmt::Display for Step {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.split_at_checked(2) {
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_is_written_as_it_was_read() {
+    fn field_set_round_trips() {
         let fields = json!({"f:metadata": {"f:finalizers": {".": {}, "v:\"a\"": {}}},
             "f:status": {"f:devices": {"k:{\"device\":\"gpu-0\",\"driver\":\"d\"}": {".": {}, "f:data": {}}}}});
         let set = FieldSet::read(&fields).expect("it is well formed");

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_that_does_not_apply_is_named() {
+    fn failed_patch_operation_is_named() {
         let document = json!({"spec": {"list": [1], "name": "a"}});
         let add = |path: &str| json!({"op": "add", "path": path, "value": 1});
         for (operation, message) in [

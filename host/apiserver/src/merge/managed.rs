@@ -28,7 +28,7 @@ const UNOWNED: &[&[&str]] = &[
     &["metadata", "resourceVersion"],
 ];
 
-/// Who writes an object, by which endpoint, and when.
+/// Manager, endpoint and time of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'a> {
     /// The field manager; `unknown` if it is empty.
@@ -94,13 +94,12 @@ impl Entry {
     }
 
     fn read(entry: &Value) -> Result<Self, String> {
-        let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
         let operation = match entry["operation"].as_str() {
             Some("Apply") => Operation::Apply,
             Some("Update") => Operation::Update,
             _ => return Err("operation must be `Apply` or `Update`".to_owned()),
         };
-        if text("apiVersion").is_empty() {
+        if text(entry, "apiVersion").is_empty() {
             return Err("apiVersion must not be empty".to_owned());
         }
         if entry["fieldsType"] != "FieldsV1" {
@@ -111,10 +110,10 @@ impl Entry {
             fields => FieldSet::read(fields)?,
         };
         Ok(Self {
-            manager: text("manager"),
+            manager: text(entry, "manager"),
             operation,
-            api_version: text("apiVersion"),
-            subresource: text("subresource"),
+            api_version: text(entry, "apiVersion"),
+            subresource: text(entry, "subresource"),
             time: entry["time"].as_str().map(str::to_owned),
             fields,
         })
@@ -135,6 +134,10 @@ impl Entry {
     }
 }
 
+fn text(entry: &Value, field: &str) -> String {
+    entry[field].as_str().unwrap_or_default().to_owned()
+}
+
 /// Reads the owners of an object's fields.
 ///
 /// # Errors
@@ -143,10 +146,13 @@ pub(super) fn read(object: &Value) -> Result<Vec<Entry>, String> {
     let entries = object["metadata"]["managedFields"]
         .as_array()
         .map_or(&[][..], Vec::as_slice);
-    let read = |(index, entry)| {
-        Entry::read(entry).map_err(|why| format!("managed fields entry {index}: {why}"))
-    };
-    entries.iter().enumerate().map(read).collect()
+    entries
+        .iter()
+        .enumerate()
+        .map(|(index, entry)| {
+            Entry::read(entry).map_err(|why| format!("managed fields entry {index}: {why}"))
+        })
+        .collect()
 }
 
 /// Returns the object with these owners, in the order of a server: by operation, time, name, version, subresource.
@@ -159,16 +165,14 @@ pub(super) fn with_entries(mut object: Value, mut entries: Vec<Entry>) -> Value 
         metadata.remove("managedFields");
         return object;
     }
-    entries.sort_by(|a, b| {
-        let key = |entry: &Entry| (entry.operation, entry.time.clone());
-        let rest = |entry: &Entry| {
-            (
-                entry.manager.clone(),
-                entry.api_version.clone(),
-                entry.subresource.clone(),
-            )
-        };
-        key(a).cmp(&key(b)).then_with(|| rest(a).cmp(&rest(b)))
+    entries.sort_by_key(|entry| {
+        (
+            entry.operation,
+            entry.time.clone(),
+            entry.manager.clone(),
+            entry.api_version.clone(),
+            entry.subresource.clone(),
+        )
     });
     metadata.insert(
         "managedFields".into(),
@@ -256,10 +260,6 @@ pub(super) fn after_update(
 }
 
 fn entries_before(old: Option<&Value>, new: &Value, is_subresource: bool) -> Vec<Entry> {
-    let of_old = || old.and_then(|old| read(old).ok()).unwrap_or_default();
-    if is_subresource {
-        return of_old();
-    }
     let is_reset = match new["metadata"]["managedFields"]
         .as_array()
         .map(Vec::as_slice)
@@ -269,9 +269,9 @@ fn entries_before(old: Option<&Value>, new: &Value, is_subresource: bool) -> Vec
         _ => false,
     };
     match read(new) {
-        _ if is_reset => Vec::new(),
-        Ok(entries) if !entries.is_empty() => entries,
-        _ => of_old(),
+        _ if is_reset && !is_subresource => Vec::new(),
+        Ok(entries) if !entries.is_empty() && !is_subresource => entries,
+        _ => old.and_then(|old| read(old).ok()).unwrap_or_default(),
     }
 }
 
@@ -282,14 +282,13 @@ fn merge_oldest(entries: Vec<Entry>) -> Vec<Entry> {
         .partition(|entry| entry.operation == Operation::Update);
     updaters.sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
     while updaters.len() > UPDATERS_MAX {
-        let same_version = |(index, entry): (usize, &Entry)| {
-            let later = updaters.iter().skip(index + 1);
-            let next = later
-                .zip(index + 1..)
-                .find(|(other, _)| other.api_version == entry.api_version)?;
-            Some((index, next.1))
-        };
-        let Some((first, second)) = updaters.iter().enumerate().find_map(same_version) else {
+        let mut numbered = updaters.iter().enumerate();
+        let of_one_version = numbered.find_map(|(index, entry)| {
+            let mut later = updaters.iter().enumerate().skip(index + 1);
+            let next = later.find(|(_, other)| other.api_version == entry.api_version)?;
+            Some((index, next.0))
+        });
+        let Some((first, second)) = of_one_version else {
             break;
         };
         let newer = updaters.remove(second);
@@ -307,17 +306,18 @@ fn merge_oldest(entries: Vec<Entry>) -> Vec<Entry> {
 
 /// Returns whether two objects are the same but for the times in `managedFields`: such a write is not stored.
 pub(crate) fn is_same_but_times(a: &Value, b: &Value) -> bool {
-    let without_times = |object: &Value| {
-        let mut object = object.clone();
-        let entries = object
-            .pointer_mut("/metadata/managedFields")
-            .and_then(Value::as_array_mut);
-        let entries = entries
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_object_mut);
-        entries.for_each(|entry| drop(entry.remove("time")));
-        object
-    };
     without_times(a) == without_times(b)
+}
+
+fn without_times(object: &Value) -> Value {
+    let mut object = object.clone();
+    let entries = object
+        .pointer_mut("/metadata/managedFields")
+        .and_then(Value::as_array_mut);
+    let entries = entries
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut);
+    entries.for_each(|entry| drop(entry.remove("time")));
+    object
 }

@@ -1,17 +1,17 @@
-//! How lists and structs of the served kinds are merged: the markers `listType`, `listMapKey`, `structType` and the tags `patchMergeKey`
-//! of k8s.io/api 0.37.2, and the fields that their resources and subresources do not write.
+//! Merge rules for the lists and structs of the served kinds: the markers `listType`, `listMapKey`, `structType` and the tags
+//! `patchMergeKey` of k8s.io/api 0.37.2, and the fields that their resources and subresources do not write.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// How server-side apply treats a field.
+/// Treatment of a field by server-side apply.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rule {
     /// An object is merged by its fields, a list is replaced.
     Plain,
-    /// The value is replaced as a whole, of whatever type it is.
+    /// A value of any type, which is replaced as a whole.
     Atomic,
     /// A list of scalars, each of which has its own owners.
     Set,
@@ -246,7 +246,7 @@ pub(super) struct Field {
     children: BTreeMap<&'static str, Field>,
 }
 
-/// What the table does not name.
+/// Field that the table does not name.
 static PLAIN: Field = Field {
     rule: Plain,
     merge_key: None,

@@ -80,7 +80,7 @@ fn unknown_directive(directive: &Value, patch: &Object) -> PatchError {
     ))
 }
 
-/// Returns a value without directives and nulls; none if a directive stands for it.
+/// Returns a value without directives and nulls; none for a value that is a directive.
 fn cleaned(value: Value) -> Option<Value> {
     match value {
         Value::Object(fields) if fields.contains_key(DIRECTIVE) => None,
@@ -118,12 +118,14 @@ fn take_lists(patch: &mut Object, prefix: &str) -> Result<Vec<(String, Vec<Value
         .filter(|name| name.starts_with(prefix))
         .cloned()
         .collect();
-    let take = |name: String| match (list_of(&name, prefix), patch.remove(&name)) {
-        (Some(list), Some(Value::Array(items))) => Ok((list.to_owned(), items)),
-        _ if prefix == DELETE_PREFIX => Err(bad("invalid patch format of primitive list")),
-        _ => Err(bad("invalid patch format of setElementOrder list")),
-    };
-    names.into_iter().map(take).collect()
+    let lists = names
+        .iter()
+        .map(|name| match (list_of(name, prefix), patch.remove(name)) {
+            (Some(list), Some(Value::Array(items))) => Ok((list.to_owned(), items)),
+            _ if prefix == DELETE_PREFIX => Err(bad("invalid patch format of primitive list")),
+            _ => Err(bad("invalid patch format of setElementOrder list")),
+        });
+    lists.collect()
 }
 
 /// Removes fields that `$retainKeys` does not name.
@@ -131,21 +133,24 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchErr
     let Some(keys) = patch.remove(RETAIN_KEYS) else {
         return Ok(());
     };
-    let malformed = || bad("invalid patch format of retainKeys");
     let keys: BTreeSet<&str> = keys
         .as_array()
         .ok_or_else(malformed)?
         .iter()
         .filter_map(Value::as_str)
         .collect();
-    let is_named = |(name, value): (&String, &Value)| {
-        value.is_null() || is_directive(name) || keys.contains(name.as_str())
-    };
-    if !patch.iter().all(is_named) {
+    if !patch
+        .iter()
+        .all(|(name, value)| value.is_null() || is_directive(name) || keys.contains(name.as_str()))
+    {
         return Err(malformed());
     }
     original.retain(|name, _| keys.contains(name.as_str()));
     Ok(())
+}
+
+fn malformed() -> PatchError {
+    bad("invalid patch format of retainKeys")
 }
 
 /// Removes scalars from lists: `$deleteFromPrimitiveList`.
@@ -164,15 +169,7 @@ fn set_orders(original: &mut Object, patch: &mut Object, field: &Field) -> Resul
     for (name, order) in take_lists(patch, ORDER_PREFIX)? {
         let field = field.child(&name);
         let key = field.merge_key.unwrap_or_default();
-        let take = |from: &mut Object| match from.remove(&name) {
-            None => Ok(None),
-            Some(Value::Array(items)) => Ok(Some(items)),
-            Some(other) => Err(bad(format!(
-                "expected a list, but received: {}",
-                kind_of(&other)
-            ))),
-        };
-        let (live, patched) = (take(original)?, take(patch)?);
+        let (live, patched) = (take_list(original, &name)?, take_list(patch, &name)?);
         check_order(patched.as_deref().unwrap_or_default(), &order, key)?;
         let merged = match (live.clone(), patched) {
             (None, None) => continue,
@@ -184,6 +181,17 @@ fn set_orders(original: &mut Object, patch: &mut Object, field: &Field) -> Resul
         original.insert(name, Value::Array(ordered));
     }
     Ok(())
+}
+
+fn take_list(from: &mut Object, name: &str) -> Result<Option<Vec<Value>>, PatchError> {
+    match from.remove(name) {
+        None => Ok(None),
+        Some(Value::Array(items)) => Ok(Some(items)),
+        Some(other) => Err(bad(format!(
+            "expected a list, but received: {}",
+            kind_of(&other)
+        ))),
+    }
 }
 
 /// Returns what a list's items are known by: the merge key, or a scalar itself.
@@ -339,18 +347,16 @@ fn in_order(
     key: &str,
 ) -> Result<Vec<Value>, PatchError> {
     let (order, live) = (places(order, key)?, places(live, key)?);
-    let place =
-        |places: &HashMap<&Value, usize>, item: &Value| places.get(id(item, key).ok()?).copied();
     items.iter().try_for_each(|item| id(item, key).map(drop))?;
     let (mut named, mut others): (Vec<_>, Vec<_>) = items
         .into_iter()
-        .partition(|item| place(&order, item).is_some());
-    named.sort_by_key(|item| place(&order, item));
-    others.sort_by_key(|item| place(&live, item).unwrap_or(usize::MAX));
+        .partition(|item| place(&order, item, key).is_some());
+    named.sort_by_key(|item| place(&order, item, key));
+    others.sort_by_key(|item| place(&live, item, key).unwrap_or(usize::MAX));
     let (mut named, mut others) = (named.into_iter().peekable(), others.into_iter().peekable());
     let mut ordered = Vec::new();
     while let (Some(next), Some(other)) = (named.peek(), others.peek()) {
-        let is_before = match (place(&live, other), place(&live, next)) {
+        let is_before = match (place(&live, other, key), place(&live, next, key)) {
             (Some(other), Some(next)) => other < next,
             _ => false,
         };
@@ -364,6 +370,10 @@ fn in_order(
     Ok(ordered)
 }
 
+fn place(places: &HashMap<&Value, usize>, item: &Value, key: &str) -> Option<usize> {
+    places.get(id(item, key).ok()?).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -375,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_merged_by_their_keys_and_others_replaced() {
+    fn keyed_lists_merge_and_others_replace() {
         let document = json!({"metadata": {"labels": {"a": "1", "b": "2"}, "finalizers": ["x", "y"]}, "spec": {
             "containers": [{"name": "one", "image": "i", "env": [{"name": "A", "value": "1"}]}, {"name": "two"}],
             "tolerations": [{"key": "t"}]}});

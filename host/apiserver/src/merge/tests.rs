@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use super::apply::Cause;
 use super::*;
 
 const NOW: &str = "2026-11-20T08:15:56Z";
@@ -54,7 +55,7 @@ fn owners(object: &Value) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn creation_owns_what_a_real_server_says() {
+fn create_ownership_matches_real_server() {
     for name in [
         "04-deviceclass-create-gpu",
         "06-slice-create",
@@ -88,7 +89,7 @@ fn creation_owns_what_a_real_server_says() {
 }
 
 #[test]
-fn allocation_by_status_owns_what_a_real_server_says() {
+fn status_allocation_ownership_matches_real_server() {
     let created = recorded("17-claim-create-one-gpu");
     let stored = recorded("34-claim-allocated-one-gpu");
     let scheduler = status("kube-scheduler");
@@ -113,7 +114,7 @@ fn allocation_by_status_owns_what_a_real_server_says() {
 }
 
 #[test]
-fn recorded_owners_are_read_and_written_the_same() {
+fn recorded_managed_fields_round_trip() {
     for name in [
         "03-node-get",
         "25-pod-scheduled-pod-one-gpu",
@@ -143,7 +144,7 @@ fn applied(live: &Value, config: &Value, manager: &str) -> Value {
 }
 
 #[test]
-fn applied_device_status_has_its_owner_and_keeps_the_rest() {
+fn applied_device_status_preserves_other_fields() {
     let live = allocated();
     let result = applied(&live, &device("True"), "gpu.example.com");
     assert_eq!(result["status"]["allocation"], live["status"]["allocation"]);
@@ -166,7 +167,7 @@ fn applied_device_status_has_its_owner_and_keeps_the_rest() {
 }
 
 #[test]
-fn fields_that_are_no_longer_applied_are_removed() {
+fn fields_no_longer_applied_are_removed() {
     let live = applied(&allocated(), &device("True"), "gpu.example.com");
     let mut less = device("True");
     less["status"]["devices"][0]
@@ -182,7 +183,7 @@ fn fields_that_are_no_longer_applied_are_removed() {
 }
 
 #[test]
-fn a_shared_field_stays_until_its_last_owner_drops_it() {
+fn shared_field_remains_until_last_owner() {
     let live = applied(&allocated(), &device("True"), "one");
     let live = applied(&live, &device("True"), "two");
     let nothing =
@@ -197,7 +198,7 @@ fn a_shared_field_stays_until_its_last_owner_drops_it() {
 }
 
 #[test]
-fn a_field_of_another_manager_is_a_conflict_and_force_takes_it() {
+fn foreign_fields_conflict_unless_forced() {
     let live = applied(&allocated(), &device("True"), "one");
     let refused = apply(
         "ResourceClaim",
@@ -267,7 +268,7 @@ fn several_conflicts_are_listed_by_manager() {
 }
 
 #[test]
-fn kubectl_takes_over_what_it_applied_without_the_server() {
+fn kubectl_apply_migrates_client_side_fields() {
     let config = |value: &str| {
         json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu", "annotations": {}},
             "spec": {"extendedResourceName": value}})
@@ -307,7 +308,7 @@ fn kubectl_takes_over_what_it_applied_without_the_server() {
 }
 
 #[test]
-fn an_object_without_owners_gets_them_by_its_first_apply() {
+fn first_apply_adds_managed_fields() {
     let live = json!({"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "x"}});
     let config = json!({"metadata": {"name": "gpu", "labels": {"a": "b"}}});
     let result =
@@ -366,7 +367,7 @@ fn malformed_configurations_are_refused() {
 }
 
 #[test]
-fn a_port_without_a_protocol_is_the_same_as_one_of_tcp() {
+fn port_protocol_defaults_to_tcp() {
     let pod = |port: Value| json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "ports": [port]}]}});
     let live = pod(json!({"containerPort": 80, "protocol": "TCP"}));
     let writer = Writer {
@@ -384,7 +385,7 @@ fn a_port_without_a_protocol_is_the_same_as_one_of_tcp() {
 }
 
 #[test]
-fn merge_patches_that_are_no_objects_or_too_deep_are_refused() {
+fn deep_or_nonobject_patches_are_refused() {
     let deep = (0..DEPTH_MAX).fold(json!({}), |inner, _| json!({"a": inner}));
     for (patch, message) in [
         (
@@ -403,7 +404,7 @@ fn merge_patches_that_are_no_objects_or_too_deep_are_refused() {
 }
 
 #[test]
-fn an_empty_list_ends_tracking_and_a_missing_one_keeps_it() {
+fn only_empty_managed_fields_end_tracking() {
     let live = recorded("17-claim-create-one-gpu");
     for (sent, is_tracked) in [
         (json!([]), false),
@@ -596,7 +597,7 @@ proptest! {
     }
 
     #[test]
-    fn a_merge_patch_twice_is_the_same_as_once(
+    fn merge_patch_is_idempotent(
         document in anything(),
         patch in anything().prop_filter("a patch is an object", Value::is_object),
     ) {
@@ -607,16 +608,16 @@ proptest! {
     }
 
     #[test]
-    fn the_second_of_two_equal_applies_changes_nothing(live in claim(), config in claim()) {
+    fn apply_is_idempotent(live in claim(), config in claim()) {
         let live = managed_after_update("ResourceClaim", None, live, &Writer { manager: "creator", ..ALL });
         let once = apply("ResourceClaim", Some(&live), &config, &ALL, true).expect("it is forced");
         let twice = apply("ResourceClaim", Some(&once), &config, &ALL, false).expect("it owns its fields");
         prop_assert_eq!(&once, &twice);
     }
 
-    /// With one manager, the object is what it applied last.
+    /// Checks that with one manager the object is the one that it applied last.
     #[test]
-    fn a_lone_manager_gets_what_it_applied_last(first in claim(), second in claim()) {
+    fn sole_manager_gets_last_applied_object(first in claim(), second in claim()) {
         let live = apply("ResourceClaim", None, &first, &ALL, false).expect("it is created");
         prop_assert_eq!(content(&live), content(&first));
         let live = apply("ResourceClaim", Some(&live), &second, &ALL, false).expect("it owns all");

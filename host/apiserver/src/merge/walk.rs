@@ -50,29 +50,25 @@ fn step(rule: Rule, item: &Value) -> Result<Step, String> {
     let Value::Object(fields) = item else {
         return Err("associative list with keys may not have non-map elements".to_owned());
     };
-    let keys = || {
-        keys.split(',').map(|key| {
-            key.split_once('=')
-                .map_or((key, None), |(key, value)| (key, Some(value)))
-        })
-    };
-    let found = || {
-        keys().filter_map(|(key, default)| {
-            let value = fields
-                .get(key)
-                .cloned()
-                .or_else(|| default.map(Value::from))?;
-            Some((key, value))
-        })
-    };
-    if found().next().is_none() {
-        let names: Vec<_> = keys().map(|(key, _)| format!("{key:?}")).collect();
+    let keys = keys.split(',').map(|key| {
+        key.split_once('=')
+            .map_or((key, None), |(key, value)| (key, Some(value)))
+    });
+    let found = keys.clone().filter_map(|(key, default)| {
+        let value = fields
+            .get(key)
+            .cloned()
+            .or_else(|| default.map(Value::from))?;
+        Some((key, value))
+    });
+    if found.clone().next().is_none() {
+        let names: Vec<_> = keys.map(|(key, _)| format!("{key:?}")).collect();
         return Err(format!(
             "associative list with keys has an element that omits all key fields [{}] (and doesn't have default values for any key fields)",
             names.join(" ")
         ));
     }
-    Ok(Step::keys(found()))
+    Ok(Step::keys(found))
 }
 
 /// Fails if a list of `value` has an item without keys, or two items with the same: the path, and why.
@@ -274,10 +270,7 @@ fn merge_items(field: &Field, live: &[(Step, &Value)], applied: &[(Step, &Value)
             .and_modify(|item| *item = None)
             .or_insert(Some(value));
     }
-    let take = |(step, value): &(Step, &Value)| match in_live.get(step) {
-        Some(Some(live)) => merge(field.element(), live, value),
-        _ => (*value).clone(),
-    };
+
     let mut common = applied
         .iter()
         .map(|(step, _)| step)
@@ -308,10 +301,13 @@ fn merge_items(field: &Field, live: &[(Step, &Value)], applied: &[(Step, &Value)
             }
             _ => {}
         }
-        if let Some(item) = applied.next() {
-            taken.insert(&item.0);
-            merged.push(take(item));
-            if next_common == Some(&item.0) {
+        if let Some((step, value)) = applied.next() {
+            taken.insert(step);
+            merged.push(match in_live.get(step) {
+                Some(Some(live)) => merge(field.element(), live, value),
+                _ => (*value).clone(),
+            });
+            if next_common == Some(step) {
                 next_common = common.next();
             }
         }

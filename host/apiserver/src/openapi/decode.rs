@@ -1,4 +1,4 @@
-//! What a strict decoder makes of an object: fields that it does not know, and values of another type than the field has.
+//! Findings of a strict decoder about an object: fields that it does not know, and values of another type than the field has.
 
 use jiff::Timestamp;
 use nodedock_model::quantity;
@@ -8,7 +8,7 @@ use super::shapes::{SHAPES, Shape};
 
 /// Unknown fields of one object that are named; a decoder of Go stops at as many.
 const UNKNOWN_FIELDS: usize = 100;
-/// What a quantity has to match.
+/// Regular expression that a quantity has to match.
 const QUANTITY: &str = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$";
 
 /// Returns the fields of an object, as it is stored, that its kind does not have, in the words of a strict decoder:
@@ -124,7 +124,7 @@ fn prune_as(shape: &Shape, value: &mut Value) {
     }
 }
 
-/// Where a value is, as a decoder of Go names it.
+/// Position of a value, as a decoder of Go names it.
 struct Place<'a> {
     /// The name of the schema of the type that has the field.
     owner: Option<&'a str>,
@@ -149,10 +149,9 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
         (Shape::List(shape), Value::Array(items)) => items
             .iter()
             .find_map(|item| mismatch_in(shape, item, place)),
-        (Shape::Quantity, Value::String(text)) => {
-            let why = || format!("quantities must match the regular expression '{QUANTITY}'");
-            quantity::nanos(text).is_none().then(why)
-        }
+        (Shape::Quantity, Value::String(text)) => quantity::nanos(text)
+            .is_none()
+            .then(|| format!("quantities must match the regular expression '{QUANTITY}'")),
         (Shape::Time, Value::String(text)) => {
             let is_time = text.parse::<Timestamp>().is_ok();
             (!is_time).then(|| {
@@ -170,7 +169,7 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
     }
 }
 
-/// As [`mismatch`], for a value of a map or an item of a list.
+/// Checks a value of a map or an item of a list like [`mismatch`].
 fn mismatch_in(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
     match (resolved(shape), value) {
         (Shape::Any, _) => None,

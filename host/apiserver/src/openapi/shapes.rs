@@ -21,16 +21,16 @@ const NEWER_FIELDS: [(&str, &str); 7] = [
     ("ResourceSliceSpec", "skipNodeOperations"),
 ];
 
-/// What a field can hold.
+/// Type of the values of a field.
 #[derive(Debug)]
 pub(super) enum Shape {
-    /// Whatever JSON there is: opaque parameters, sets of fields.
+    /// Any JSON: opaque parameters, sets of fields.
     Any,
     Text,
     /// A text that is a time.
     Time,
     Boolean,
-    /// As Go names it: `int32`, `int64`.
+    /// An integer of a type that Go names: `int32`, `int64`.
     Integer(&'static str),
     Number,
     Quantity,
@@ -46,7 +46,7 @@ pub(super) enum Shape {
 /// The types of all fields of all kinds.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
-    /// By the name of the schema.
+    /// Types by the name of the schema.
     pub(super) types: BTreeMap<String, Shape>,
     /// The schema of a kind.
     pub(super) kinds: BTreeMap<&'static str, String>,

@@ -12,7 +12,7 @@ fn parsed(path: &str) -> Value {
 const PATHS: [&str; 3] = ["api/v1", "apis/events.k8s.io/v1", "apis/resource.k8s.io/v1"];
 
 #[test]
-fn the_index_names_each_document_with_a_hash() {
+fn index_lists_documents_with_hashes() {
     let index: Value = serde_json::from_str(index()).unwrap();
     let paths = index["paths"].as_object().unwrap();
     assert_eq!(
@@ -41,7 +41,7 @@ fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
 }
 
 #[test]
-fn every_reference_of_a_document_is_to_one_of_its_schemas() {
+fn document_references_resolve() {
     for path in PATHS {
         let document = parsed(path);
         let mut found = BTreeSet::new();
@@ -60,7 +60,7 @@ fn every_reference_of_a_document_is_to_one_of_its_schemas() {
 }
 
 #[test]
-fn a_document_has_what_kubectl_looks_for() {
+fn document_serves_kubectl() {
     let gvk = |kind: &str| json!({ "group": "resource.k8s.io", "kind": kind, "version": "v1" });
     let document = parsed("apis/resource.k8s.io/v1");
     let paths = &document["paths"];
@@ -116,7 +116,7 @@ fn a_document_has_what_kubectl_looks_for() {
 }
 
 #[test]
-fn fields_that_a_kind_does_not_have_are_named_and_removed() {
+fn unknown_fields_are_named_and_removed() {
     let claim = json!({
         "kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": { "name": "c", "labels": { "any": "label" }, "owner": 1 },
         "nosuch": 1,
@@ -155,7 +155,7 @@ fn fields_that_a_kind_does_not_have_are_named_and_removed() {
 }
 
 #[test]
-fn attributes_of_any_name_and_lists_are_known() {
+fn attribute_names_and_lists_are_known() {
     let attributes =
         json!({ "a.example.com/b": { "strings": ["x"] }, "c": { "int": 1, "other": 2 } });
     let slice = json!({ "spec": { "devices": [{ "attributes": attributes }], "skipNodeOperations": ["x"] } });
@@ -167,7 +167,7 @@ fn attributes_of_any_name_and_lists_are_known() {
 }
 
 #[test]
-fn what_a_real_server_stored_has_no_unknown_fields() {
+fn real_server_objects_have_known_fields() {
     let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../conformance/stand-ins/fixtures/kubernetes-1.36");
     let mut seen = 0;
@@ -189,7 +189,7 @@ fn what_a_real_server_stored_has_no_unknown_fields() {
 }
 
 #[test]
-fn a_value_of_another_type_is_refused_as_a_go_decoder_does() {
+fn wrong_type_error_matches_go_decoder() {
     let refused = |kind: &str, object: Value| decode_error(kind, "v1", &object);
     let handled = |kind: &str, why: &str| {
         Some(format!(
@@ -262,7 +262,7 @@ fn a_value_of_another_type_is_refused_as_a_go_decoder_does() {
 }
 
 #[test]
-fn a_null_in_a_map_or_a_list_is_refused_and_a_field_that_is_null_is_dropped() {
+fn only_null_elements_are_refused() {
     let handled = |kind: &str, why: &str| {
         Some(format!(
             "{kind} in version \"v1\" cannot be handled as a {kind}: json: cannot unmarshal null into Go struct field {why}"

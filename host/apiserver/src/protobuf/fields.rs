@@ -1,11 +1,11 @@
 //! The fields of a message on the wire.
 
-/// What a field has, before its type is known.
+/// Value of a field before its type is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire<'a> {
     Number(i64),
     Bytes(&'a [u8]),
-    /// Of eight or four bytes, which no field of Kubernetes has.
+    /// A value of eight or four bytes, which no field of Kubernetes has.
     Fixed,
 }
 

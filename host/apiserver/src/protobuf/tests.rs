@@ -8,7 +8,7 @@ use super::to_json;
 /// Random objects of every kind, as the official library encodes them: `protobuf-oracle objects 7 1` of the interop tests.
 const RECORDED: &str = include_str!("fixtures/kubernetes-1.37.jsonl");
 
-/// Without what is not set.
+/// Removes the fields that are not set.
 fn set(value: &Value) -> Value {
     let is_set = |value: &Value| !value.is_null() && *value != json!({});
     match value {
@@ -37,7 +37,7 @@ fn encoded(version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn objects_of_the_official_library_are_the_json_that_it_has_for_them() {
+fn protobuf_decodes_like_official_library() {
     let mut kinds = 0;
     for line in RECORDED.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -57,7 +57,7 @@ fn objects_of_the_official_library_are_the_json_that_it_has_for_them() {
 }
 
 #[test]
-fn what_is_not_set_is_left_out_and_a_value_that_is_empty_is_not() {
+fn unset_fields_are_omitted() {
     // `generation` is sent even if it is not set; `controller` and `allNodes` were set to false.
     let attribute = [field(1, b"t"), field(2, &field(4, b""))].concat();
     let reference = [field(1, b"Pod"), vec![6 << 3, 0]].concat();
@@ -81,7 +81,7 @@ fn what_is_not_set_is_left_out_and_a_value_that_is_empty_is_not() {
 }
 
 #[test]
-fn the_options_of_a_deletion_are_read() {
+fn delete_options_are_decoded() {
     let options = [
         vec![1 << 3, 0],
         vec![3 << 3, 1],
@@ -100,7 +100,7 @@ fn the_options_of_a_deletion_are_read() {
 }
 
 #[test]
-fn what_is_no_known_object_is_none() {
+fn unknown_protobuf_objects_decode_to_none() {
     let pod = encoded("v1", "Pod", &field(1, &field(1, b"p")));
     assert_eq!(to_json(&pod).unwrap()["metadata"], json!({ "name": "p" }));
     for wrong in [
@@ -158,7 +158,7 @@ fn what_is_no_known_object_is_none() {
 }
 
 #[test]
-fn every_message_that_a_field_has_is_in_the_table() {
+fn nested_messages_are_in_the_table() {
     for (name, fields) in MESSAGES.iter() {
         assert!(name.contains('.') && !name.contains(':'), "{name}");
         for field in fields.values() {

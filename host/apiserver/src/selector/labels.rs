@@ -1,11 +1,10 @@
 //! Label selectors: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b)`, `a`, `!a`, `a>1`, `a<1`, each after a comma.
 
+use nodedock_model::limit::LABEL_BYTES_MAX;
+use nodedock_model::{is_label_key, is_label_value};
 use serde_json::Value;
 
-const KEY_PREFIX_MAX: usize = 253;
-const NAME_MAX: usize = 63;
-
-/// What the label of one key must be.
+/// Requirement for the label of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Requirement {
     key: String,
@@ -157,9 +156,9 @@ impl Parser {
             Token::Word(key) => key,
             other => return Err(format!("found '{}', expected: identifier", other.shown())),
         };
-        if !is_key(&key) {
+        if !is_label_key(&key) {
             return Err(format!(
-                "<nil>: Invalid value: \"{key}\": a label key is a name of at most {NAME_MAX} letters, digits, \
+                "<nil>: Invalid value: \"{key}\": a label key is a name of at most {LABEL_BYTES_MAX} letters, digits, \
                                 '-', '_' and '.', after a DNS subdomain and '/' if it has one"
             ));
         }
@@ -236,33 +235,8 @@ impl Parser {
     }
 }
 
-fn is_name(text: &str) -> bool {
-    let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-    text.len() <= NAME_MAX
-        && is_end(text.bytes().next())
-        && is_end(text.bytes().last())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-}
-
-fn is_key(key: &str) -> bool {
-    match key.split_once('/') {
-        None => is_name(key),
-        Some((prefix, name)) => {
-            let is_part = |part: &str| {
-                is_name(part)
-                    && part
-                        .bytes()
-                        .all(|byte| !byte.is_ascii_uppercase() && byte != b'_')
-            };
-            prefix.len() <= KEY_PREFIX_MAX && prefix.split('.').all(is_part) && is_name(name)
-        }
-    }
-}
-
 fn checked_value(value: String) -> Result<String, String> {
-    match value.is_empty() || is_name(&value) {
+    match is_label_value(&value) {
         true => Ok(value),
         false => Err(format!(
             "values[0]: Invalid value: \"{value}\": a valid label must be an empty string or consist of alphanumeric characters, \
@@ -285,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_selects_by_equality_by_sets_and_by_presence() {
+    fn selector_matches_equality_sets_and_presence() {
         let labels = json!({ "a": "b", "example.com/tier": "gold", "n": "7", "empty": "" });
         let all = [
             "",
@@ -329,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_understood_is_refused_with_the_place() {
+    fn malformed_selector_error_has_position() {
         let unexpected = |text: &str| format!("unable to parse requirement: {text}");
         for (selector, message) in [
             (

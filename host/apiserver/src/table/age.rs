@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Of what has no time.
+/// Text for an age without a time.
 const UNKNOWN: &str = "<unknown>";
 const MINUTE: i64 = 60;
 const HOUR: i64 = 60 * MINUTE;
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_has_the_figures_that_kubectl_prints() {
+    fn ages_format_as_in_kubectl() {
         let cases = [
             (-2, "<invalid>"),
             (-1, "0s"),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_time_has_no_age() {
+    fn missing_time_has_unknown_age() {
         let now = "2026-01-01T00:05:03Z".parse().unwrap();
         assert_eq!(since(&json!("2026-01-01T00:00:00Z"), now), "5m3s");
         assert_eq!(since(&json!("2026-01-01T00:00:00.500000Z"), now), "5m2s");

@@ -231,12 +231,6 @@ fn node(node: &Value, name: &str, age: String) -> Vec<Value> {
         .collect();
     let roles = roles.into_iter().collect::<Vec<_>>().join(",");
     let roles = if roles.is_empty() { NONE } else { &roles };
-    let address = |kind: &str| {
-        let found = list(status, "addresses")
-            .iter()
-            .find(|address| address["type"] == kind);
-        found.map_or(NONE, |address| text(address, "address"))
-    };
     let kernel = match text(info, "architecture") {
         "" => text_or(info, "kernelVersion", UNKNOWN).to_owned(),
         architecture => format!(
@@ -250,12 +244,19 @@ fn node(node: &Value, name: &str, age: String) -> Vec<Value> {
         roles.into(),
         age.into(),
         text(info, "kubeletVersion").into(),
-        address("InternalIP").into(),
-        address("ExternalIP").into(),
+        address_of(status, "InternalIP").into(),
+        address_of(status, "ExternalIP").into(),
         text_or(info, "osImage", UNKNOWN).into(),
         kernel.into(),
         text_or(info, "containerRuntimeVersion", UNKNOWN).into(),
     ]
+}
+
+fn address_of<'a>(status: &'a Value, kind: &str) -> &'a str {
+    let found = list(status, "addresses")
+        .iter()
+        .find(|address| address["type"] == kind);
+    found.map_or(NONE, |address| text(address, "address"))
 }
 
 const UNKNOWN_STATUS: &str = "Unknown";
@@ -269,11 +270,13 @@ fn role<'a>((key, value): (&'a String, &'a Value)) -> Option<&'a str> {
 }
 
 fn event(event: &Value, name: &str, now: Timestamp) -> Vec<Value> {
-    let either = |first: &'static str, second: &'static str| match &event[first] {
-        Value::Null => &event[second],
-        time => time,
-    };
-    let first = since(either("firstTimestamp", "eventTime"), now);
+    let first = since(
+        match &event["firstTimestamp"] {
+            Value::Null => &event["eventTime"],
+            time => time,
+        },
+        now,
+    );
     let last = if event["lastTimestamp"].is_null() {
         first.clone()
     } else {
@@ -319,9 +322,10 @@ fn event(event: &Value, name: &str, now: Timestamp) -> Vec<Value> {
 fn pod(pod: &Value, name: &str, age: String, now: Timestamp) -> Vec<Value> {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     let containers = list(status, "containerStatuses");
-    let is_ready =
-        |container: &&Value| container["ready"] == true && !container["state"]["running"].is_null();
-    let ready = containers.iter().filter(is_ready).count();
+    let ready = containers
+        .iter()
+        .filter(|container| container["ready"] == true && !container["state"]["running"].is_null());
+    let ready = ready.count();
     let restarts: i64 = containers
         .iter()
         .map(|container| container["restartCount"].as_i64().unwrap_or_default())
@@ -394,24 +398,25 @@ fn pod_status(pod: &Value, ready: usize) -> String {
     }
 }
 
-/// How a container ended.
+/// Returns the reason for which a container ended.
 fn ended(terminated: &Value) -> String {
-    let number = |key: &str| terminated[key].as_i64().unwrap_or_default();
+    let [signal, exit_code] =
+        ["signal", "exitCode"].map(|key| terminated[key].as_i64().unwrap_or_default());
     match text(terminated, "reason") {
-        "" if number("signal") != 0 => format!("Signal:{}", number("signal")),
-        "" => format!("ExitCode:{}", number("exitCode")),
+        "" if signal != 0 => format!("Signal:{signal}"),
+        "" => format!("ExitCode:{exit_code}"),
         reason => reason.to_owned(),
     }
 }
 
 fn readiness_gates(pod: &Value) -> String {
     let gates = list(&pod["spec"], "readinessGates");
-    let is_met = |gate: &&Value| {
+    let met = gates.iter().filter(|gate| {
         condition(&pod["status"], text(gate, "conditionType"))
             .is_some_and(|found| found["status"] == "True")
-    };
+    });
     match gates.len() {
         0 => NONE.to_owned(),
-        all => format!("{}/{all}", gates.iter().filter(is_met).count()),
+        all => format!("{}/{all}", met.count()),
     }
 }

@@ -33,7 +33,7 @@ fn headers(kind: &str, priority: i64) -> Vec<String> {
 }
 
 #[test]
-fn a_table_has_the_metadata_of_its_list_and_what_was_asked_of_each_object() {
+fn table_has_list_metadata_and_objects() {
     let claim = json!({ "kind": "ResourceClaim", "metadata": { "name": "c", "creationTimestamp": "2026-01-01T00:00:00Z" }, "spec": {} });
     let metadata = json!({ "resourceVersion": "7" });
     let of = |include: IncludeObject| table("ResourceClaim", [&claim], &metadata, include, now());
@@ -58,7 +58,7 @@ fn a_table_has_the_metadata_of_its_list_and_what_was_asked_of_each_object() {
 }
 
 #[test]
-fn the_parameter_for_objects_has_three_values() {
+fn include_object_has_three_values() {
     let expected = [
         ("", IncludeObject::Metadata),
         ("Metadata", IncludeObject::Metadata),
@@ -73,7 +73,7 @@ fn the_parameter_for_objects_has_three_values() {
 }
 
 #[test]
-fn the_state_of_a_claim_is_its_allocation_and_its_consumers() {
+fn claim_state_shows_allocation_and_consumers() {
     let state = |claim: Value| cells("ResourceClaim", claim)[1].clone();
     let (allocation, consumers) = (json!({ "devices": {} }), json!([{ "name": "p" }]));
     let deleted = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" });
@@ -96,7 +96,7 @@ fn the_state_of_a_claim_is_its_allocation_and_its_consumers() {
 }
 
 #[test]
-fn kinds_of_the_resource_group_have_the_columns_of_a_real_server() {
+fn resource_columns_match_real_server() {
     assert_eq!(
         headers("ResourceSlice", 0),
         ["Name", "Node", "Driver", "Pool", "Age"]
@@ -132,7 +132,7 @@ fn kinds_of_the_resource_group_have_the_columns_of_a_real_server() {
 }
 
 #[test]
-fn a_node_shows_its_state_and_with_wide_output_its_system() {
+fn wide_node_output_includes_system() {
     assert_eq!(
         headers("Node", 0),
         ["Name", "Status", "Roles", "Age", "Version"]
@@ -199,7 +199,7 @@ fn a_node_shows_its_state_and_with_wide_output_its_system() {
 }
 
 #[test]
-fn an_event_shows_when_it_happened_and_what_it_is_about() {
+fn event_shows_time_and_object() {
     assert_eq!(
         headers("Event", 0),
         ["Last Seen", "Type", "Reason", "Object", "Message"]
@@ -243,7 +243,7 @@ fn an_event_shows_when_it_happened_and_what_it_is_about() {
 }
 
 #[test]
-fn a_pod_shows_why_it_does_not_run() {
+fn pod_status_shows_the_failure_reason() {
     assert_eq!(
         headers("Pod", 0),
         ["Name", "Ready", "Status", "Restarts", "Age"]
@@ -316,7 +316,7 @@ fn a_pod_shows_why_it_does_not_run() {
 }
 
 #[test]
-fn a_pod_that_has_ended_is_marked() {
+fn ended_pod_is_marked() {
     let mark = |kind: &str, phase: &str| {
         let object = json!({ "status": { "phase": phase } });
         table(kind, [&object], &json!({}), IncludeObject::None, now())["rows"][0]["conditions"]

@@ -1,4 +1,4 @@
-//! How deep, how large and how many: what is refused, and what is deleted after a time.
+//! Bounds on depth, size and number: objects that are refused, and objects that are deleted after a time.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn configured(name: &str, parameters: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn an_object_of_more_than_100_levels_is_refused_by_every_write() {
+async fn objects_over_100_levels_are_refused() {
     let server = server().await;
     let path = format!("{CLAIMS}/a");
     let made = send(
@@ -88,7 +88,7 @@ async fn an_object_of_more_than_100_levels_is_refused_by_every_write() {
 }
 
 #[tokio::test]
-async fn a_null_in_a_map_or_a_list_is_refused_by_every_write() {
+async fn writes_with_null_elements_are_refused() {
     let server = server().await;
     let made = send(&server, "POST", CLAIMS, &claim("a")).await;
     let path = format!("{CLAIMS}/a");
@@ -158,7 +158,7 @@ fn class(expressions: impl IntoIterator<Item = String>) -> Value {
 }
 
 #[tokio::test]
-async fn expressions_are_compiled_for_every_write_that_has_new_ones() {
+async fn new_expressions_are_compiled_on_write() {
     let server = server().await;
     let good = |driver: &str| format!("device.driver == \"{driver}\"");
     let made = send(&server, "POST", CLASSES, &class([good("a"), good("a")])).await;
@@ -229,7 +229,7 @@ async fn too_many_different_expressions_are_refused() {
 }
 
 #[tokio::test]
-async fn a_watch_takes_the_changes_of_its_resource_alone() {
+async fn watch_gets_only_its_resource() {
     let server = server().await;
     let version: u64 = get(&server, CLAIMS).await.version().parse().unwrap();
     send(&server, "POST", CLAIMS, &claim("a")).await;
@@ -260,7 +260,7 @@ fn event(name: &str) -> Value {
 }
 
 #[tokio::test]
-async fn events_of_more_than_an_hour_ago_are_deleted_with_the_next_one() {
+async fn next_event_deletes_hour_old_events() {
     let loaded = |name: String, minutes: i64| {
         let mut event = event(&name);
         let made = jiff::Timestamp::now() - jiff::SignedDuration::from_mins(minutes);
@@ -313,7 +313,7 @@ async fn events_of_more_than_an_hour_ago_are_deleted_with_the_next_one() {
 }
 
 #[tokio::test]
-async fn without_space_objects_can_shrink_and_be_deleted_and_no_object_can_grow() {
+async fn full_store_allows_only_shrinking_writes() {
     let server = server().await;
     let bytes = || server.snapshot().bytes;
     let empty = bytes();

@@ -16,14 +16,14 @@ pub(super) const SLICES: &str = "/apis/resource.k8s.io/v1/resourceslices";
 pub(super) const JSON: &str = "application/json";
 
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ApiResponse {
     pub(super) code: u16,
     pub(super) headers: HeaderMap,
     pub(super) text: String,
     pub(super) body: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     pub(super) fn message(&self) -> &str {
         self.body["message"].as_str().unwrap_or_default()
     }
@@ -48,7 +48,7 @@ pub(super) async fn ask(
     path: &str,
     headers: &[(&str, &str)],
     body: Bytes,
-) -> Answer {
+) -> ApiResponse {
     let mut request = http::Request::builder().method(method).uri(path);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -59,7 +59,7 @@ pub(super) async fn ask(
         .into_parts();
     let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
     let body = serde_json::from_str(&text).unwrap_or(Value::Null);
-    Answer {
+    ApiResponse {
         code: head.status.as_u16(),
         headers: head.headers,
         text,
@@ -73,7 +73,7 @@ pub(super) async fn send_as(
     path: &str,
     kind: &str,
     body: &Value,
-) -> Answer {
+) -> ApiResponse {
     let text = if body.is_null() {
         String::new()
     } else {
@@ -89,15 +89,15 @@ pub(super) async fn send_as(
     .await
 }
 
-pub(super) async fn send(server: &Server, method: &str, path: &str, body: &Value) -> Answer {
+pub(super) async fn send(server: &Server, method: &str, path: &str, body: &Value) -> ApiResponse {
     send_as(server, method, path, JSON, body).await
 }
 
-pub(super) async fn get(server: &Server, path: &str) -> Answer {
+pub(super) async fn get(server: &Server, path: &str) -> ApiResponse {
     send(server, "GET", path, &Value::Null).await
 }
 
-pub(super) async fn get_as(server: &Server, path: &str, accept: &str) -> Answer {
+pub(super) async fn get_as(server: &Server, path: &str, accept: &str) -> ApiResponse {
     ask(server, "GET", path, &[("accept", accept)], Bytes::new()).await
 }
 
@@ -169,7 +169,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// What a server that is opened after this one is given.
+    /// Returns the objects that a server which is opened after this one loads.
     pub(super) fn load(&self) -> Loaded {
         let mut objects = std::collections::BTreeMap::new();
         let mut revision = 0;

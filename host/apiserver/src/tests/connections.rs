@@ -44,7 +44,7 @@ fn client(identity: &Identity) -> TlsConnector {
 }
 
 #[tokio::test]
-async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
+async fn clients_need_certificate_and_token() {
     let identity = Identity::generate().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
@@ -85,7 +85,7 @@ async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_without_the_token_or_without_a_request_loses_its_connection() {
+async fn unauthenticated_connections_are_closed() {
     let (mut client, served) = tokio::io::duplex(1 << 16);
     let serving = tokio::spawn(connection(
         served,
@@ -117,7 +117,7 @@ async fn a_client_without_the_token_or_without_a_request_loses_its_connection() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_sent_the_token_is_not_closed_for_time() {
+async fn authenticated_connection_does_not_time_out() {
     let (mut client, served) = tokio::io::duplex(1 << 16);
     let door = Door::new("secret");
     tokio::spawn(connection(served, server().await, Some(door.clone())));
@@ -144,7 +144,7 @@ async fn a_client_that_sent_the_token_is_not_closed_for_time() {
 
 /// A process without the token took 543 MB of memory, and a request of a client with it timed out.
 #[tokio::test]
-async fn clients_without_the_token_take_little_memory_and_keep_no_client_out() {
+async fn unauthenticated_clients_use_little_memory() {
     let identity = Identity::generate().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
@@ -245,7 +245,7 @@ fn resident_bytes() -> usize {
 }
 
 #[tokio::test]
-async fn an_address_that_others_reach_and_a_malformed_identity_are_refused() {
+async fn server_requires_loopback_and_valid_identity() {
     let identity = Identity::generate().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
     let refused = serve_tls(
@@ -300,7 +300,7 @@ async fn a_unix_socket_needs_no_token() {
 }
 
 #[test]
-fn a_kubeconfig_has_the_address_the_certificate_and_the_token() {
+fn kubeconfig_has_address_certificate_and_token() {
     let identity = Identity {
         certificate_pem: "CERT".to_owned(),
         key_pem: "KEY".to_owned(),

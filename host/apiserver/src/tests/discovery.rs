@@ -1,4 +1,4 @@
-//! What kubectl and clients find before they ask for an object.
+//! Discovery by kubectl and clients before they request an object.
 
 use serde_json::{Value, json};
 
@@ -72,7 +72,7 @@ async fn groups_and_resources_are_discovered() {
 }
 
 #[tokio::test]
-async fn discovery_comes_in_one_document_to_clients_that_accept_it() {
+async fn discovery_is_aggregated_on_request() {
     let server = server().await;
     let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList;profile=nopeer,application/json";
     let whole = get_as(&server, "/apis", accept).await;
@@ -121,7 +121,7 @@ async fn the_one_user_may_do_everything() {
 }
 
 #[tokio::test]
-async fn objects_come_as_rows_to_kubectl_and_types_are_documented() {
+async fn kubectl_gets_tables_and_openapi() {
     let server = server().await;
     let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
     let table = get_as(&server, "/api/v1/namespaces", accept).await.body;

@@ -15,7 +15,7 @@ async fn open(disk: &Arc<Disk>) -> Server {
 }
 
 #[tokio::test]
-async fn a_write_that_cannot_be_stored_is_answered_with_500_and_changes_nothing() {
+async fn failed_store_returns_500_without_change() {
     let disk = Arc::new(Disk::default());
     let server = open(&disk).await;
     let before = get(&server, CLAIMS).await.version();
@@ -45,7 +45,7 @@ async fn a_write_that_cannot_be_stored_is_answered_with_500_and_changes_nothing(
 }
 
 #[tokio::test]
-async fn no_client_sees_a_change_before_it_is_stored_and_a_client_that_goes_away_does_not_end_it() {
+async fn cancelled_write_is_invisible_until_stored() {
     let disk = Arc::new(Disk::default());
     let server = open(&disk).await;
     let gate = disk.gate.lock().await;
@@ -68,7 +68,7 @@ async fn no_client_sees_a_change_before_it_is_stored_and_a_client_that_goes_away
 static BODY: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| claim("a"));
 
 #[tokio::test]
-async fn a_restart_keeps_objects_and_versions_and_refuses_older_watches() {
+async fn restart_preserves_objects_and_versions() {
     let disk = Arc::new(Disk::default());
     let server = open(&disk).await;
     let kept = send(&server, "POST", CLAIMS, &claim("kept")).await;
@@ -112,7 +112,7 @@ async fn a_restart_keeps_objects_and_versions_and_refuses_older_watches() {
 }
 
 #[tokio::test]
-async fn the_namespace_default_is_there_once_and_keeps_its_uid() {
+async fn default_namespace_retains_its_uid() {
     let disk = Arc::new(Disk::default());
     let uid = get(&open(&disk).await, "/api/v1/namespaces/default")
         .await
@@ -129,7 +129,7 @@ async fn the_namespace_default_is_there_once_and_keeps_its_uid() {
 }
 
 #[tokio::test]
-async fn what_is_no_stored_object_is_refused_with_its_number_and_name() {
+async fn invalid_stored_object_error_identifies_it() {
     let metadata = json!({ "name": "a", "resourceVersion": "7" });
     for (object, why) in [
         (

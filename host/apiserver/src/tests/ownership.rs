@@ -36,7 +36,7 @@ async fn claims(server: &Server) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_object_is_deleted_after_the_last_of_its_owners() {
+async fn dependents_outlive_all_but_last_owner() {
     let server = server().await;
     let (a, b) = (add_pod(&server, "a").await, add_pod(&server, "b").await);
     for claim in [
@@ -53,7 +53,7 @@ async fn an_object_is_deleted_after_the_last_of_its_owners() {
 }
 
 #[tokio::test]
-async fn the_deletion_of_many_owners_deletes_every_dependent_once() {
+async fn dependents_are_deleted_exactly_once() {
     let server = server().await;
     for number in 0..20 {
         let name = format!("p-{number}");
@@ -72,7 +72,7 @@ async fn the_deletion_of_many_owners_deletes_every_dependent_once() {
 }
 
 #[tokio::test]
-async fn an_owner_that_is_gone_already_does_not_keep_an_object_and_an_unknown_kind_does() {
+async fn absent_owners_do_not_preserve_dependents() {
     let server = server().await;
     let made = send(
         &server,
@@ -115,7 +115,7 @@ async fn orphans_stay_without_their_reference() {
 }
 
 #[tokio::test]
-async fn a_namespace_goes_with_its_objects_and_waits_for_their_finalizers() {
+async fn namespace_deletion_waits_for_finalizers() {
     let server = server().await;
     let absent = send(
         &server,

@@ -11,7 +11,7 @@ use super::client::{
 use crate::{Cause, ObjectWrite};
 
 #[tokio::test]
-async fn of_two_writers_with_one_version_the_second_is_refused() {
+async fn stale_resource_version_is_refused() {
     let server = server().await;
     let made = send(&server, "POST", SLICES, &slice("a", "a.example.com"))
         .await
@@ -41,7 +41,7 @@ async fn of_two_writers_with_one_version_the_second_is_refused() {
 }
 
 #[tokio::test]
-async fn label_selectors_choose_and_bad_ones_are_refused() {
+async fn label_selectors_filter_lists() {
     let server = server().await;
     for (name, labels) in [
         ("a", json!({ "tier": "gold" })),
@@ -91,7 +91,7 @@ async fn label_selectors_choose_and_bad_ones_are_refused() {
 }
 
 #[tokio::test]
-async fn an_object_and_a_body_that_are_too_large_are_refused() {
+async fn oversized_objects_and_bodies_are_refused() {
     let server = server().await;
     let filled = |bytes: usize| {
         let mut claim = claim("a");
@@ -125,7 +125,7 @@ async fn an_object_and_a_body_that_are_too_large_are_refused() {
 }
 
 #[tokio::test]
-async fn bodies_in_other_encodings_and_answers_in_others_are_refused() {
+async fn unsupported_media_types_are_refused() {
     let server = server().await;
     let accepted =
         "the body of the request was in an unknown format - accepted media types include: ";
@@ -177,7 +177,7 @@ async fn bodies_in_other_encodings_and_answers_in_others_are_refused() {
 }
 
 #[tokio::test]
-async fn a_dry_run_answers_and_changes_nothing() {
+async fn dry_run_changes_nothing() {
     let server = server().await;
     let before = get(&server, CLAIMS).await.version();
     let dry = send(
@@ -214,9 +214,10 @@ async fn a_dry_run_answers_and_changes_nothing() {
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["a"]);
 }
 
-/// As Go's typed client sends them, which has no options in the address. The numbers are those of the fields: 3 is `orphanDependents`.
+/// Sends the options as Go's typed client does, which has no options in the address. The numbers are those of the fields: 3 is
+/// `orphanDependents`.
 #[tokio::test]
-async fn the_options_of_a_deletion_in_protobuf_count() {
+async fn protobuf_delete_options_are_applied() {
     let server = server().await;
     send(&server, "POST", CLAIMS, &claim("a")).await;
     let options = |fields: &[u8]| {
@@ -245,7 +246,7 @@ async fn the_options_of_a_deletion_in_protobuf_count() {
 }
 
 #[tokio::test]
-async fn a_check_refuses_deletions_of_one_object_and_of_all() {
+async fn write_check_refuses_deletions() {
     let server = server().await;
     for (name, driver) in [("a", "a.example.com"), ("b", "b.example.com")] {
         assert_eq!(
@@ -287,7 +288,7 @@ async fn a_check_refuses_deletions_of_one_object_and_of_all() {
 }
 
 #[tokio::test]
-async fn objects_in_yaml_are_created_and_applied() {
+async fn yaml_objects_are_created_and_applied() {
     let server = server().await;
     let path = format!("{CLAIMS}/a");
     let yaml = |count: &str| {
@@ -403,7 +404,7 @@ async fn objects_in_yaml_are_created_and_applied() {
 }
 
 #[tokio::test]
-async fn a_new_claim_has_defaults_a_name_of_its_prefix_and_no_status() {
+async fn new_claim_has_defaults_and_name() {
     let server = server().await;
     let mut asked = claim("");
     asked["metadata"] =
@@ -438,7 +439,7 @@ async fn a_new_claim_has_defaults_a_name_of_its_prefix_and_no_status() {
 }
 
 #[tokio::test]
-async fn unknown_fields_are_dropped_with_a_warning_or_refused() {
+async fn unknown_fields_warn_or_are_refused() {
     let server = server().await;
     let mut asked = claim("a");
     asked["spec"]["nosuch"] = json!(1);
@@ -487,7 +488,7 @@ async fn unknown_fields_are_dropped_with_a_warning_or_refused() {
 }
 
 #[tokio::test]
-async fn patches_of_each_kind_change_an_object_and_an_apply_makes_one() {
+async fn patches_change_and_apply_creates() {
     let server = server().await;
     let path = format!("{CLAIMS}/a");
     let apply = async |query: &str, labels: Value| {
@@ -590,7 +591,7 @@ async fn patches_of_each_kind_change_an_object_and_an_apply_makes_one() {
 }
 
 #[tokio::test]
-async fn events_have_the_names_of_their_group_and_one_list() {
+async fn event_groups_share_one_list() {
     let server = server().await;
     let new = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": { "name": "e", "namespace": "default" },
@@ -635,7 +636,7 @@ async fn events_have_the_names_of_their_group_and_one_list() {
 }
 
 #[tokio::test]
-async fn methods_and_paths_that_no_resource_has_are_refused() {
+async fn unknown_methods_and_paths_are_refused() {
     let server = server().await;
     for (method, path, code) in [
         ("POST", "/api/v1/pods", 405),
@@ -656,7 +657,7 @@ async fn methods_and_paths_that_no_resource_has_are_refused() {
 }
 
 #[tokio::test]
-async fn a_status_is_changed_by_its_subresource_alone() {
+async fn only_status_subresource_changes_status() {
     let server = server().await;
     let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n" }, "status": { "phase": "Running" } });
     send(&server, "POST", "/api/v1/nodes", &node).await;

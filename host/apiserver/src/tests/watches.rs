@@ -12,7 +12,7 @@ fn event(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_watch_from_a_forgotten_version_is_refused_and_an_open_one_that_is_too_slow_ends() {
+async fn expired_and_slow_watches_fail() {
     let options = Options {
         history_bytes_max: 2500,
         ..Options::default()
@@ -40,10 +40,10 @@ async fn a_watch_from_a_forgotten_version_is_refused_and_an_open_one_that_is_too
     }
 }
 
-/// After a lost checkpoint, versions begin again: a client that goes on from one of those before would never see a change.
+/// Covers a lost checkpoint, after which versions begin again: a client that continues from one of the earlier versions would never see a
+/// change.
 #[tokio::test]
-async fn a_watch_from_a_version_that_is_not_reached_yet_is_refused_so_that_its_client_lists_again()
-{
+async fn future_resource_version_is_refused() {
     let server = server().await;
     let version: u64 = get(&server, CLAIMS).await.version().parse().unwrap();
     let watch = format!("{CLAIMS}?watch=true");
@@ -68,7 +68,7 @@ async fn a_watch_from_a_version_that_is_not_reached_yet_is_refused_so_that_its_c
 }
 
 #[tokio::test]
-async fn a_list_can_be_streamed_until_a_bookmark_says_that_it_is_whole() {
+async fn streamed_list_ends_with_a_bookmark() {
     let server = server().await;
     send(&server, "POST", CLAIMS, &claim("a")).await;
     let options =
@@ -98,7 +98,7 @@ async fn a_list_can_be_streamed_until_a_bookmark_says_that_it_is_whole() {
 }
 
 #[tokio::test]
-async fn options_that_do_not_go_together_are_refused() {
+async fn contradictory_list_options_are_refused() {
     let server = server().await;
     for (query, message) in [
         (
@@ -158,7 +158,7 @@ async fn options_that_do_not_go_together_are_refused() {
 }
 
 #[tokio::test]
-async fn a_watch_of_metadata_and_of_rows_has_them_in_its_events() {
+async fn watch_events_use_negotiated_form() {
     let server = server().await;
     send(&server, "POST", CLAIMS, &claim("a")).await;
     for (accept, kind) in [

@@ -2,27 +2,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nodedock_model::check;
+use nodedock_model::limit::{
+    CLAIM_CONFIGS_MAX, CONSTRAINTS_MAX, EXPRESSION_BYTES_MAX, PARAMETERS_BYTES_MAX, REQUESTS_MAX,
+    SELECTORS_MAX, SUBREQUESTS_MAX,
+};
 use serde_json::{Value, json};
 
 use super::expressions::Compiled;
 use super::fields::{
-    Causes, EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, UNBOUNDED, by, each, integer,
-    invalid, itself, list, one_of, set, text, too_long, unsupported,
+    Causes, UNBOUNDED, by, checked, each, integer, invalid, itself, list, one_of, set, text,
+    too_long, unsupported,
 };
 use super::names;
 use crate::status::Cause;
 
-const CONSTRAINTS: usize = 32;
-pub(super) const CONFIGS: usize = 32;
-/// Of opaque parameters, as JSON without space.
-pub(super) const PARAMETER_BYTES: usize = 10 * 1024;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
 
 /// Names of requests, each with the names of its subrequests.
 pub(super) struct RequestNames<'a>(BTreeMap<&'a str, BTreeSet<&'a str>>);
 
 impl<'a> RequestNames<'a> {
-    /// Of a claim's `spec.devices`.
+    /// Returns the names of the requests in a claim's `spec.devices`.
     pub(super) fn of(devices: &'a Value) -> Self {
         let requests = list(devices, "requests").iter();
         Self(
@@ -32,7 +33,7 @@ impl<'a> RequestNames<'a> {
         )
     }
 
-    /// Whether `name` is a request, or a subrequest after its request and a slash.
+    /// Returns true if `name` is a request, or a subrequest after its request and a slash.
     fn has(&self, name: &str) -> bool {
         match name.split_once('/') {
             None => self.0.contains_key(name),
@@ -63,7 +64,7 @@ impl<'a> RequestNames<'a> {
             at,
             object,
             "requests",
-            REQUESTS,
+            REQUESTS_MAX,
             itself,
             |causes, field, name| {
                 self.check(causes, field, name.as_str().unwrap_or_default());
@@ -88,7 +89,7 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compi
         &at,
         devices,
         "requests",
-        REQUESTS,
+        REQUESTS_MAX,
         by("name"),
         |causes, at, asked| {
             request(causes, at, asked, compiled);
@@ -99,7 +100,7 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compi
         &at,
         devices,
         "constraints",
-        CONSTRAINTS,
+        CONSTRAINTS_MAX,
         |causes, at, constraint| {
             requests.check_list(causes, at, constraint);
             attribute_of(causes, at, constraint);
@@ -110,7 +111,7 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compi
         &at,
         devices,
         "config",
-        CONFIGS,
+        CLAIM_CONFIGS_MAX,
         |causes, at, config| {
             requests.check_list(causes, at, config);
             configuration(causes, at, config, true);
@@ -136,7 +137,7 @@ fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) 
                 at,
                 request,
                 "firstAvailable",
-                SUBREQUESTS,
+                SUBREQUESTS_MAX,
                 by("name"),
                 |causes, at, sub| {
                     let name = text(sub, "name");
@@ -154,7 +155,7 @@ fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) 
     }
 }
 
-/// What an exact request and a subrequest have in common.
+/// Checks the fields that an exact request and a subrequest have in common.
 fn devices(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let (field, class) = (
         format!("{at}.deviceClassName"),
@@ -195,7 +196,7 @@ pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value, compiled:
         at,
         object,
         "selectors",
-        SELECTORS,
+        SELECTORS_MAX,
         |causes, at, selector| {
             if selector["cel"].is_null() {
                 causes.push(Cause::required(format!("{at}.cel"), ""));
@@ -205,8 +206,8 @@ pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value, compiled:
                 format!("{at}.cel.expression"),
                 text(&selector["cel"], "expression"),
             );
-            if expression.len() > EXPRESSION_BYTES {
-                causes.push(too_long(field, EXPRESSION_BYTES));
+            if expression.len() > EXPRESSION_BYTES_MAX {
+                causes.push(too_long(field, EXPRESSION_BYTES_MAX));
             } else if let Some(problem) = compiled.problem(expression) {
                 causes.push(invalid(field, expression, problem));
             }
@@ -249,14 +250,9 @@ fn toleration(causes: &mut Causes, at: &str, toleration: &Value) {
 
 /// Checks a taint of a device or a rule.
 pub(super) fn taint(causes: &mut Causes, at: &str, taint: &Value) {
-    let (key, value) = (text(taint, "key"), text(taint, "value"));
-    names::refuse(causes, &format!("{at}.key"), key, names::label_key(key));
-    names::refuse(
-        causes,
-        &format!("{at}.value"),
-        value,
-        names::label_value(value),
-    );
+    checked(causes, at, |findings| {
+        check::taint(findings, text(taint, "key"), text(taint, "value"));
+    });
     one_of(
         causes,
         &format!("{at}.effect"),
@@ -288,7 +284,11 @@ pub(super) fn configuration(causes: &mut Causes, at: &str, config: &Value, is_ne
         return;
     }
     names::driver(causes, &format!("{at}.driver"), text(opaque, "driver"));
-    let most = if is_new { PARAMETER_BYTES } else { usize::MAX };
+    let most = if is_new {
+        PARAMETERS_BYTES_MAX
+    } else {
+        usize::MAX
+    };
     raw(
         causes,
         &format!("{at}.parameters"),

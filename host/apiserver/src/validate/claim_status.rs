@@ -1,32 +1,21 @@
 //! The rules of a claim's status: its allocation, its consumers, and what drivers report of its devices.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 
+use nodedock_model::limit::{
+    ALLOCATED_DEVICES_MAX, CONFIGS_MAX, RESERVED_FOR_MAX, STATUS_CONDITIONS_MAX,
+    STATUS_DATA_BYTES_MAX,
+};
+use nodedock_model::{NetworkData, check};
 use serde_json::{Value, json};
 
-use super::claim::{self, CONFIGS, PARAMETER_BYTES, RequestNames};
+use super::claim::{self, RequestNames};
 use super::fields::{
-    Causes, REQUESTS, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, same, set, text,
-    too_long, unsupported,
+    Causes, UNBOUNDED, by, checked, each, integer, list, one_of, same, set, text, texts,
+    unsupported,
 };
 use super::{device, names, node_selector};
 use crate::status::Cause;
-
-/// Consumers of a claim.
-const RESERVED_FOR: usize = 256;
-/// Devices of a claim: as many as it can have requests.
-const RESULTS: usize = REQUESTS;
-/// Of the reported status of a device.
-const CONDITIONS: usize = 8;
-const DATA_BYTES: usize = PARAMETER_BYTES;
-const ADDRESSES: usize = 16;
-const INTERFACE_BYTES: usize = 256;
-const HARDWARE_ADDRESS_BYTES: usize = 128;
-const REASON_BYTES: usize = 1024;
-const MESSAGE_BYTES: usize = 32 * 1024;
-const REASON: &str =
-    "must be of A-Z, a-z, 0-9, '_', ',' and ':', with a letter first and neither ',' nor ':' last";
 
 /// Driver, pool, device and share.
 type DeviceId = [String; 4];
@@ -58,7 +47,7 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
         "status",
         status,
         "reservedFor",
-        RESERVED_FOR,
+        RESERVED_FOR_MAX,
         by("uid"),
         |causes, at, consumer| {
             for key in ["resource", "name", "uid"]
@@ -102,7 +91,7 @@ pub(super) fn check(causes: &mut Causes, new: &Value, old: Option<&Value>) {
     }
 }
 
-/// What a write is refused with that changes an allocation, or only how its parameters are written.
+/// Returns the cause with which a write is refused that changes an allocation, or only the encoding of its parameters.
 pub(crate) fn immutable_allocation() -> Cause {
     Cause::immutable("status.allocation")
 }
@@ -136,7 +125,7 @@ fn result(causes: &mut Causes, allocation: &Value, requests: &RequestNames<'_>) 
         AT,
         devices,
         "results",
-        RESULTS,
+        ALLOCATED_DEVICES_MAX,
         |causes, at, result| {
             requests.check(causes, &format!("{at}.request"), text(result, "request"));
             names::driver(causes, &format!("{at}.driver"), text(result, "driver"));
@@ -153,7 +142,7 @@ fn result(causes: &mut Causes, allocation: &Value, requests: &RequestNames<'_>) 
         AT,
         devices,
         "config",
-        2 * CONFIGS,
+        CONFIGS_MAX,
         |causes, at, config| {
             one_of(
                 causes,
@@ -194,30 +183,42 @@ fn reported(causes: &mut Causes, at: &str, device: &Value, allocated: &BTreeSet<
             "must be an allocated device in the claim",
         ));
     }
-    let conditions = list(device, "conditions");
-    if conditions.len() > CONDITIONS {
-        causes.push(Cause::too_many(
-            format!("{at}.conditions"),
-            conditions.len(),
-            CONDITIONS,
-        ));
-    }
     self::conditions(causes, at, device);
     if !device["data"].is_null() {
-        claim::raw(causes, &format!("{at}.data"), &device["data"], DATA_BYTES);
+        claim::raw(
+            causes,
+            &format!("{at}.data"),
+            &device["data"],
+            STATUS_DATA_BYTES_MAX,
+        );
     }
-    network(causes, &format!("{at}.networkData"), &device["networkData"]);
+    let data = &device["networkData"];
+    let network = NetworkData {
+        interface_name: text(data, "interfaceName").to_owned(),
+        ips: texts(data, "ips"),
+        hardware_address: text(data, "hardwareAddress").to_owned(),
+    };
+    checked(causes, &format!("{at}.networkData"), |findings| {
+        check::network(findings, &network);
+    });
 }
 
 /// Checks `conditions` of a reported device or a taint rule.
 pub(super) fn conditions(causes: &mut Causes, at: &str, object: &Value) {
-    let mut seen = BTreeMap::new();
+    let count = list(object, "conditions").len();
+    if count > STATUS_CONDITIONS_MAX {
+        let field = format!("{at}.conditions");
+        causes.push(Cause::too_many(field, count, STATUS_CONDITIONS_MAX));
+    }
+    let mut seen = BTreeSet::new();
     for (index, condition) in list(object, "conditions").iter().enumerate() {
         let (at, kind) = (format!("{at}.conditions[{index}]"), text(condition, "type"));
-        if seen.insert(kind, ()).is_some() {
+        if !seen.insert(kind) {
             causes.push(Cause::duplicate(format!("{at}.type"), json!(kind)));
         }
-        names::refuse(causes, &format!("{at}.type"), kind, names::label_key(kind));
+        checked(causes, &at, |findings| {
+            check::condition_type(findings, kind)
+        });
         let (status, known) = (text(condition, "status"), ["False", "True", "Unknown"]);
         if !known.contains(&status) {
             causes.push(unsupported(format!("{at}.status"), status, &known));
@@ -234,68 +235,11 @@ pub(super) fn conditions(causes: &mut Causes, at: &str, object: &Value) {
         if condition["lastTransitionTime"].is_null() {
             causes.push(Cause::required(format!("{at}.lastTransitionTime"), ""));
         }
-        reason(causes, &format!("{at}.reason"), text(condition, "reason"));
-        if text(condition, "message").len() > MESSAGE_BYTES {
-            causes.push(too_long(format!("{at}.message"), MESSAGE_BYTES));
-        }
+        checked(causes, &at, |findings| {
+            check::condition_reason(findings, text(condition, "reason"));
+            check::condition_message(findings, text(condition, "message"));
+        });
     }
-}
-
-fn reason(causes: &mut Causes, field: &str, reason: &str) {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte);
-    let has_form = reason.starts_with(|first: char| first.is_ascii_alphabetic())
-        && !reason.ends_with([',', ':'])
-        && reason.bytes().all(inner);
-    if reason.is_empty() {
-        causes.push(Cause::required(field, ""));
-    } else if reason.len() > REASON_BYTES {
-        causes.push(too_long(field, REASON_BYTES));
-    } else if !has_form {
-        causes.push(invalid(field, reason, REASON));
-    }
-}
-
-fn network(causes: &mut Causes, at: &str, data: &Value) {
-    let bounds = [
-        ("interfaceName", INTERFACE_BYTES),
-        ("hardwareAddress", HARDWARE_ADDRESS_BYTES),
-    ];
-    for (key, most) in bounds
-        .into_iter()
-        .filter(|(key, most)| text(data, key).len() > *most)
-    {
-        causes.push(too_long(format!("{at}.{key}"), most));
-    }
-    set(
-        causes,
-        at,
-        data,
-        "ips",
-        ADDRESSES,
-        itself,
-        |causes, field, address| {
-            let address = address.as_str().unwrap_or_default();
-            match canonical(address) {
-                None => {
-                    let why = "must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)";
-                    causes.push(invalid(field, address, why));
-                }
-                Some(canonical) if canonical != address => {
-                    let why = format!("must be in canonical form ({})", json!(canonical));
-                    causes.push(invalid(field, address, &why));
-                }
-                Some(_) => {}
-            }
-        },
-    );
-}
-
-/// An address with the length of its prefix, as Go's `net` writes it.
-fn canonical(text: &str) -> Option<String> {
-    let (address, prefix) = text.split_once('/')?;
-    let (address, prefix): (IpAddr, u8) = (address.parse().ok()?, prefix.parse().ok()?);
-    let bits = if address.is_ipv4() { 32 } else { 128 };
-    (prefix <= bits).then(|| format!("{}/{prefix}", address.to_canonical()))
 }
 
 /// Removes what drivers reported of devices that this write takes from the claim, as an API server does before it checks the status.

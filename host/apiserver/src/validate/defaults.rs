@@ -1,4 +1,4 @@
-//! What an API server fills in where a writer left it out.
+//! Defaults that an API server sets for fields which a writer omitted.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -74,7 +74,7 @@ fn requests(devices: Option<&mut Value>) {
     }
 }
 
-/// Of an exact request and of a subrequest.
+/// Sets the defaults of an exact request or a subrequest.
 fn devices_of(request: &mut Value) {
     set_text(request, "allocationMode", "ExactCount");
     let has_count = request
@@ -128,7 +128,7 @@ fn pod(pod: &mut Value) {
     }
 }
 
-/// Whether an image is named by the tag `latest` or none, and by no digest.
+/// Returns true if an image has the tag `latest` or no tag, and no digest.
 fn is_latest(image: &str) -> bool {
     let name = image.rsplit('/').next().unwrap_or_default();
     !name.contains('@') && name.split_once(':').is_none_or(|(_, tag)| tag == "latest")

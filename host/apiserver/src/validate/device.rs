@@ -1,27 +1,22 @@
 //! The rules of a device in a slice.
 
+use nodedock_model::check::{self, Field};
+use nodedock_model::limit::{
+    CONSUMED_SETS_MAX, DRIVER_NAME_BYTES_MAX, IDENTIFIER_BYTES_MAX, TAINTS_MAX,
+};
+use nodedock_model::{BindingConditions, UnparsedValue};
 use serde_json::{Value, json};
 
 use super::capacity;
 use super::claim::taint;
 use super::fields::{
-    Causes, by, count, each, entries, flag, invalid, itself, list, same, set, text, too_long,
+    Causes, by, checked, count, each, entries, flag, invalid, list, same, set, text, texts,
 };
 use super::{names, node_selector};
 use crate::status::Cause;
 
-const ATTRIBUTES_AND_CAPACITIES: usize = 32;
-/// Values of all attributes of a device, with each one of a list.
-const ATTRIBUTE_VALUES: usize = 48;
-/// Of a text or version.
-const VALUE_BYTES: usize = 64;
-const TAINTS: usize = 16;
-const CONSUMED_COUNTER_SETS: usize = 2;
-/// Of one set, and of what a device consumes of one.
-const COUNTERS: usize = 32;
-const BINDING_CONDITIONS: usize = 4;
 /// A domain, a slash and a name; a longer key is shortened in the path of a field.
-const KEY_BYTES: usize = 63 + 1 + 32;
+const KEY_BYTES: usize = DRIVER_NAME_BYTES_MAX + 1 + IDENTIFIER_BYTES_MAX;
 /// Fields of an attribute.
 const SINGLE_VALUES: [&str; 4] = ["int", "bool", "string", "version"];
 pub(super) const LISTS: [&str; 4] = ["ints", "bools", "strings", "versions"];
@@ -56,7 +51,7 @@ pub(super) fn check(
         );
     }
     if old.is_none_or(|old| !same(&old["taints"], &device["taints"])) {
-        each(causes, at, device, "taints", TAINTS, taint);
+        each(causes, at, device, "taints", TAINTS_MAX, taint);
     }
     let identity = by("counterSet");
     set(
@@ -64,10 +59,10 @@ pub(super) fn check(
         at,
         device,
         "consumesCounters",
-        CONSUMED_COUNTER_SETS,
+        CONSUMED_SETS_MAX,
         identity,
         |causes, at, consumed| {
-            counters(causes, at, consumed, "counterSet");
+            counters(causes, at, consumed, (Field::CounterSet, "counterSet"));
         },
     );
     nodes(causes, at, device, chooses_nodes);
@@ -76,12 +71,6 @@ pub(super) fn check(
 
 fn counts(causes: &mut Causes, at: &str, device: &Value) {
     let both = count(device, "attributes") + count(device, "capacity");
-    if both > ATTRIBUTES_AND_CAPACITIES {
-        let why = format!(
-            "the total number of attributes and capacities must not exceed {ATTRIBUTES_AND_CAPACITIES}"
-        );
-        causes.push(Cause::invalid(at, both, &why));
-    }
     let values = |attribute: &Value| {
         LISTS
             .iter()
@@ -91,11 +80,10 @@ fn counts(causes: &mut Causes, at: &str, device: &Value) {
     let values: usize = entries(device, "attributes")
         .map(|(_, attribute)| values(attribute).max(1))
         .sum();
-    if values > ATTRIBUTE_VALUES {
-        let why =
-            format!("the total number of attribute values must not exceed {ATTRIBUTE_VALUES}");
-        causes.push(Cause::invalid(at, values, &why));
-    }
+    checked(causes, at, |findings| {
+        check::attribute_count(findings, both);
+        check::attribute_values(findings, values);
+    });
 }
 
 /// A key as the path of a field shows it: without its middle, if it is too long.
@@ -114,74 +102,41 @@ fn shortened(key: &str, most: usize) -> String {
 
 fn attribute(causes: &mut Causes, at: &str, attribute: &Value) {
     let is_set = |key: &&&str| !attribute[**key].is_null();
-    if attribute["string"].is_string() {
-        text_value(causes, &format!("{at}.string"), text(attribute, "string"));
-    }
-    if attribute["version"].is_string() {
-        version_value(causes, &format!("{at}.version"), text(attribute, "version"));
-    }
-    for key in LISTS.iter().filter(is_set) {
-        if list(attribute, key).is_empty() {
-            causes.push(Cause::invalid(
-                format!("{at}.{key}"),
-                json!([]),
-                "must not be empty if specified",
-            ));
-        }
-        for (index, value) in list(attribute, key).iter().enumerate() {
-            let (field, value) = (
-                format!("{at}.{key}[{index}]"),
-                value.as_str().unwrap_or_default(),
-            );
-            match *key {
-                "strings" => text_value(causes, &field, value),
-                "versions" => version_value(causes, &field, value),
-                _ => {}
-            }
-        }
-    }
     let set: Vec<_> = SINGLE_VALUES.iter().chain(&LISTS).filter(is_set).collect();
+    checked(causes, at, |findings| {
+        for value in set.iter().filter_map(|key| value(attribute, key)) {
+            check::attribute(findings, &value);
+        }
+    });
     if set.len() != 1 {
         let why = "must have exactly one value";
         causes.push(Cause::invalid(at, json!(set), why));
     }
 }
 
-fn text_value(causes: &mut Causes, field: &str, value: &str) {
-    if value.len() > VALUE_BYTES {
-        causes.push(too_long(field, VALUE_BYTES));
-    }
-}
-
-fn version_value(causes: &mut Causes, field: &str, value: &str) {
-    if value.len() > VALUE_BYTES {
-        causes.push(too_long(field, VALUE_BYTES));
-    } else if semver::Version::parse(value).is_err() {
-        causes.push(invalid(
-            field,
-            value,
-            "must be a version of semver.org 2.0.0",
-        ));
-    }
+/// One value of an attribute. Numbers and truth values have no rules, and count alone.
+fn value(attribute: &Value, key: &str) -> Option<UnparsedValue> {
+    let count = list(attribute, key).len();
+    Some(match key {
+        "string" => UnparsedValue::Text(attribute[key].as_str()?.to_owned()),
+        "version" => UnparsedValue::Version(attribute[key].as_str()?.to_owned()),
+        "ints" => UnparsedValue::Ints(vec![0; count]),
+        "bools" => UnparsedValue::Bools(vec![false; count]),
+        "strings" => UnparsedValue::Texts(texts(attribute, key)),
+        "versions" => UnparsedValue::Versions(texts(attribute, key)),
+        _ => return None,
+    })
 }
 
 /// Checks a set of counters, which a slice shares, or what a device consumes of one; `name` is the field with the name of the set.
-pub(super) fn counters(causes: &mut Causes, at: &str, counters: &Value, name: &str) {
-    let (field, set) = (format!("{at}.{name}"), text(counters, name));
-    match set {
-        "" => causes.push(Cause::required(&field, "")),
-        set => names::refuse(causes, &field, set, names::label(set)),
-    }
-    let (field, found) = (format!("{at}.counters"), count(counters, "counters"));
-    match found {
-        0 => causes.push(Cause::required(field, "")),
-        found if found > COUNTERS => causes.push(Cause::too_many(field, found, COUNTERS)),
-        _ => {
-            for (key, _) in entries(counters, "counters") {
-                names::refuse(causes, &field, key, names::label(key));
-            }
-        }
-    }
+pub(super) fn counters(causes: &mut Causes, at: &str, counters: &Value, name: (Field, &str)) {
+    let keys: Vec<&str> = entries(counters, "counters")
+        .map(|(key, _)| key.as_str())
+        .collect();
+    let (field, key) = name;
+    checked(causes, at, |findings| {
+        check::counter_set(findings, (field, text(counters, key)), keys.into_iter());
+    });
 }
 
 fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
@@ -234,41 +189,11 @@ fn nodes(causes: &mut Causes, at: &str, device: &Value, chooses_nodes: bool) {
 
 /// Checks the binding conditions of a device or of an allocated one.
 pub(super) fn binding_conditions(causes: &mut Causes, at: &str, device: &Value) {
-    let (conditions, failures) = ("bindingConditions", "bindingFailureConditions");
-    for key in [conditions, failures] {
-        each(
-            causes,
-            at,
-            device,
-            key,
-            BINDING_CONDITIONS,
-            |causes, field, condition| {
-                let condition = condition.as_str().unwrap_or_default();
-                names::refuse(causes, field, condition, names::label_key(condition));
-            },
-        );
-    }
-    for key in [conditions, failures] {
-        let items = list(device, key);
-        for (index, item) in items.iter().enumerate() {
-            let (field, earlier) = (format!("{at}.{key}[{index}]"), items.iter().take(index));
-            if earlier.into_iter().any(|earlier| earlier == item) {
-                causes.push(Cause::duplicate(&field, itself(item)));
-            }
-            if key == failures && list(device, conditions).contains(item) {
-                let why = "bindingFailureConditions must not overlap with bindingConditions";
-                causes.push(Cause::invalid(&field, itself(item), why));
-            }
-        }
-    }
-    for (missing, other) in [(conditions, failures), (failures, conditions)] {
-        if list(device, missing).is_empty() && !list(device, other).is_empty() {
-            let why = format!("{missing} are required to use {other}");
-            causes.push(Cause::invalid(
-                format!("{at}.{missing}"),
-                &device[missing],
-                &why,
-            ));
-        }
-    }
+    let binding = BindingConditions {
+        conditions: texts(device, "bindingConditions"),
+        failures: texts(device, "bindingFailureConditions"),
+    };
+    checked(causes, at, |findings| {
+        check::binding_conditions(findings, &binding);
+    });
 }

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_allocator::selector::Selector;
+use nodedock_model::limit::{EXPRESSION_BYTES_MAX, REQUESTS_MAX, SELECTORS_MAX, SUBREQUESTS_MAX};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::fields::{EXPRESSION_BYTES, REQUESTS, SELECTORS, SUBREQUESTS, list, text};
+use super::fields::{list, text};
 use crate::resources::Resource;
 use crate::status::Cause;
 
 /// Different expressions of one object: each takes milliseconds to compile.
 const EXPRESSIONS_MAX: usize = 256;
-/// Of all different expressions of one object together.
+/// Maximum bytes of all different expressions of one object together.
 const EXPRESSIONS_BYTES_MAX: usize = 256 << 10;
 
 /// Expressions are compiled for one write at a time, so that they do not take every processor.
@@ -75,20 +76,20 @@ fn expressions<'a>(resource: &Resource, object: &'a Value) -> BTreeSet<&'a str> 
     };
     let selectors = selecting
         .into_iter()
-        .flat_map(|it| bounded(it, "selectors", SELECTORS));
+        .flat_map(|it| bounded(it, "selectors", SELECTORS_MAX));
     let cel = selectors
         .map(|selector| &selector["cel"])
         .filter(|cel| !cel.is_null());
     cel.map(|cel| text(cel, "expression"))
-        .filter(|it| it.len() <= EXPRESSION_BYTES)
+        .filter(|it| it.len() <= EXPRESSION_BYTES_MAX)
         .collect()
 }
 
-/// What has selectors in a claim's `spec.devices`.
+/// Returns the parts of a claim's `spec.devices` that have selectors.
 fn requests(devices: &Value) -> Vec<&Value> {
-    let requests = bounded(devices, "requests", REQUESTS).iter();
+    let requests = bounded(devices, "requests", REQUESTS_MAX).iter();
     let parts = requests.flat_map(|it| {
-        std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS))
+        std::iter::once(&it["exactly"]).chain(bounded(it, "firstAvailable", SUBREQUESTS_MAX))
     });
     parts.collect()
 }
@@ -100,7 +101,7 @@ fn bounded<'a>(object: &'a Value, key: &str, most: usize) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-/// What is wrong with each expression that was compiled, if anything.
+/// Problem of each expression that was compiled, if it has one.
 #[derive(Debug, Default)]
 pub(crate) struct Compiled(BTreeMap<String, Option<String>>);
 
@@ -138,7 +139,7 @@ impl Compiled {
         self.0.extend(work.await.unwrap_or_default());
     }
 
-    /// What is wrong with an expression; nothing with one that was not compiled, as the object had it before.
+    /// Returns the problem of an expression; none for one that was not compiled, because the object had it before.
     pub(super) fn problem(&self, expression: &str) -> Option<&str> {
         self.0.get(expression)?.as_deref()
     }

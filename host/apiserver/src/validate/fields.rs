@@ -3,19 +3,15 @@
 
 use std::collections::BTreeSet;
 
+use nodedock_model::check::{Field, Findings, Reason, Step, Violation};
 use serde_json::{Map, Value, json};
 
 use crate::status::Cause;
 
-/// What was found wrong with an object so far, in the order in which an API server lists it.
+/// Problems of an object so far, in the order in which an API server lists them.
 pub(super) type Causes = Vec<Cause>;
 
-/// Requests of a claim, and names of requests in one constraint or configuration.
-pub(super) const REQUESTS: usize = 32;
-pub(super) const SUBREQUESTS: usize = 8;
-pub(super) const SELECTORS: usize = 32;
-pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
-/// For lists whose length has no bound.
+/// Bound for lists of any length.
 pub(super) const UNBOUNDED: usize = usize::MAX;
 
 pub(super) fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
@@ -27,6 +23,12 @@ pub(super) fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
 
 pub(super) fn text<'a>(object: &'a Value, key: &str) -> &'a str {
     object[key].as_str().unwrap_or_default()
+}
+
+/// The texts of a list; an item that is none counts as empty.
+pub(super) fn texts(object: &Value, key: &str) -> Vec<String> {
+    let text = |item: &Value| item.as_str().unwrap_or_default().to_owned();
+    list(object, key).iter().map(text).collect()
 }
 
 pub(super) fn integer(object: &Value, key: &str) -> i64 {
@@ -48,7 +50,7 @@ pub(super) fn count(object: &Value, key: &str) -> usize {
     object[key].as_object().map_or(0, Map::len)
 }
 
-/// Whether two values are the same to an API server: a null, an empty list and an empty object are as good as none.
+/// Returns true if an API server treats two values as equal: a null, an empty list and an empty object equal an absent value.
 pub(super) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -94,7 +96,7 @@ pub(super) fn each(
     }
 }
 
-/// As [`each`]; then refuses items of which an earlier one has the same `identity`.
+/// Checks the items like [`each`], then refuses items of which an earlier one has the same `identity`.
 pub(super) fn set(
     causes: &mut Causes,
     at: &str,
@@ -129,7 +131,7 @@ pub(super) fn itself(item: &Value) -> String {
     json!(item.as_str().unwrap_or_default()).to_string()
 }
 
-/// As [`Cause::invalid`], for a text.
+/// Returns [`Cause::invalid`] for a text.
 pub(super) fn invalid(field: impl Into<String>, value: &str, why: &str) -> Cause {
     Cause::invalid(field, json!(value), why)
 }
@@ -176,6 +178,74 @@ pub(super) fn internal(field: impl Into<String>, why: &str) -> Cause {
         message: format!("Internal error: {why}"),
         field: field.into(),
     }
+}
+
+/// Runs a check that drivers' answers have as well: what it finds is refused below `at`.
+pub(super) fn checked<T>(
+    causes: &mut Causes,
+    at: &str,
+    check: impl FnOnce(&mut Findings) -> T,
+) -> T {
+    let mut findings = Findings::default();
+    let result = check(&mut findings);
+    causes.extend(findings.into_iter().map(|violation| cause(at, violation)));
+    result
+}
+
+fn cause(at: &str, violation: Violation) -> Cause {
+    let mut field = at.to_owned();
+    for step in violation.path() {
+        match step {
+            Step::Field(name) => field += &format!(".{}", api_name(*name)),
+            Step::Entry(name, index) => field += &format!(".{}[{index}]", api_name(*name)),
+            Step::Named(name, key) => field += &format!(".{}[{key}]", api_name(*name)),
+        }
+    }
+    match (violation.field(), violation.reason) {
+        // A rule about several fields is refused where these are.
+        (
+            Some(of @ (Field::AttributeValues | Field::AttributesAndCapacities)),
+            Reason::TooMany { count, max },
+        ) => {
+            let why = format!("the total number of {of} must not exceed {max}");
+            Cause::invalid(at, count, &why)
+        }
+        (_, reason) => refused(field, reason),
+    }
+}
+
+fn refused(field: String, reason: Reason) -> Cause {
+    match reason {
+        Reason::Required => Cause::required(field, ""),
+        Reason::TooMany { count, max } => Cause::too_many(field, count, max),
+        Reason::TooLong { max, .. } => too_long(field, max),
+        Reason::Duplicate(identity) => Cause::duplicate(field, json!(identity)),
+        Reason::Invalid { value, rule } => invalid(field, &value, &rule),
+        Reason::Forbidden(why) => Cause::forbidden(field, why),
+        Reason::Inconsistent(why) => Cause::invalid(field, "null", &why),
+    }
+}
+
+/// Returns the name that the API has for a field of the driver contract.
+fn api_name(field: Field) -> String {
+    let other: &str = field.into();
+    let name = match field {
+        Field::Booleans => "bools",
+        Field::DefaultAmount => "default",
+        Field::Kind => "type",
+        Field::Policy => "requestPolicy",
+        Field::Range => "validRange",
+        Field::Text => "string",
+        Field::Texts => "strings",
+        Field::Values => "validValues",
+        _ => other,
+    };
+    let (start, rest) = name.split_once('-').unwrap_or((name, ""));
+    let capitalized = rest.split('-').filter_map(|word| {
+        let (first, rest) = word.split_at_checked(1)?;
+        Some(first.to_uppercase() + rest)
+    });
+    capitalized.fold(start.to_owned(), |name, word| name + &word)
 }
 
 /// Refuses a text that is none of `supported`, and a missing one.

@@ -7,7 +7,7 @@ use super::names;
 use crate::resources::Resource;
 use crate::status::Cause;
 
-/// Of all keys and values of `metadata.annotations` together.
+/// Maximum bytes of all keys and values of `metadata.annotations` together.
 const ANNOTATION_BYTES: usize = 256 * 1024;
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";

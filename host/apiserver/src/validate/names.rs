@@ -1,15 +1,13 @@
 //! The formats of names, labels and identifiers, and the rule of each. Each function returns the rule that a text breaks, if any.
 
+use nodedock_model::limit::{DRIVER_NAME_BYTES_MAX, IDENTIFIER_BYTES_MAX, SUBDOMAIN_BYTES_MAX};
+use nodedock_model::{
+    is_c_identifier, is_dns_label, is_dns_subdomain, is_label_key, is_label_value,
+};
 use uuid::Uuid;
 
 use super::fields::{Causes, invalid, too_long};
 use crate::status::Cause;
-
-const LABEL_BYTES: usize = 63;
-const SUBDOMAIN_BYTES: usize = 253;
-const DRIVER_BYTES: usize = 63;
-/// The part of a qualified name after its domain.
-const IDENTIFIER_BYTES: usize = 32;
 
 const LABEL: &str =
     "must be an RFC 1123 label: 1 to 63 of a-z, 0-9 and '-', without '-' at its ends";
@@ -24,26 +22,14 @@ const IDENTIFIER: &str =
 const QUALIFIED: &str = "must be a domain and a C identifier with '/' between them";
 const NORMALIZED_UUID: &str = "must be a UUID in lower case with dashes";
 
-fn has_label_form(text: &str) -> bool {
-    let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    !text.is_empty()
-        && !text.starts_with('-')
-        && !text.ends_with('-')
-        && text.bytes().all(|byte| byte == b'-' || is_inner(byte))
-}
-
-fn has_subdomain_form(text: &str) -> bool {
-    text.split('.').all(has_label_form)
-}
-
 /// Names of up to 63 bytes without dots.
 pub(super) fn label(text: &str) -> Option<&'static str> {
-    (text.len() > LABEL_BYTES || !has_label_form(text)).then_some(LABEL)
+    (!is_dns_label(text)).then_some(LABEL)
 }
 
 /// Names of labels with dots between them, up to 253 bytes.
 pub(super) fn subdomain(text: &str) -> Option<&'static str> {
-    (text.len() > SUBDOMAIN_BYTES || !has_subdomain_form(text)).then_some(SUBDOMAIN)
+    (!is_dns_subdomain(text)).then_some(SUBDOMAIN)
 }
 
 /// Names that only have to be one segment of a path.
@@ -53,26 +39,12 @@ pub(super) fn path_segment(text: &str) -> Option<&'static str> {
 
 /// Keys of labels, names of finalizers and types of conditions.
 pub(super) fn label_key(text: &str) -> Option<&'static str> {
-    let (prefix, name) = match text.split_once('/') {
-        Some((prefix, name)) => (subdomain(prefix), name),
-        None => (None, text),
-    };
-    let is_key = prefix.is_none() && !name.is_empty() && label_value(name).is_none();
-    (!is_key).then_some(LABEL_KEY)
-}
-
-fn has_label_value_form(text: &str) -> bool {
-    let is_end = |end: Option<char>| end.is_none_or(|end| end.is_ascii_alphanumeric());
-    is_end(text.chars().next())
-        && is_end(text.chars().next_back())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    (!is_label_key(text)).then_some(LABEL_KEY)
 }
 
 /// Values of labels.
 pub(super) fn label_value(text: &str) -> Option<&'static str> {
-    (text.len() > LABEL_BYTES || !has_label_value_form(text)).then_some(LABEL_VALUE)
+    (!is_label_value(text)).then_some(LABEL_VALUE)
 }
 
 /// Refuses `text` at `field` if it breaks a rule.
@@ -84,8 +56,8 @@ pub(super) fn refuse(causes: &mut Causes, field: &str, text: &str, rule: Option<
 pub(super) fn driver(causes: &mut Causes, field: &str, text: &str) {
     if text.is_empty() {
         causes.push(Cause::required(field, ""));
-    } else if text.len() > DRIVER_BYTES {
-        causes.push(too_long(field, DRIVER_BYTES));
+    } else if text.len() > DRIVER_NAME_BYTES_MAX {
+        causes.push(too_long(field, DRIVER_NAME_BYTES_MAX));
     } else {
         refuse(causes, field, text, subdomain(&text.to_lowercase()));
     }
@@ -95,8 +67,8 @@ pub(super) fn driver(causes: &mut Causes, field: &str, text: &str) {
 pub(super) fn pool(causes: &mut Causes, field: &str, text: &str) {
     if text.is_empty() {
         causes.push(Cause::required(field, ""));
-    } else if text.len() > SUBDOMAIN_BYTES {
-        causes.push(too_long(field, SUBDOMAIN_BYTES));
+    } else if text.len() > SUBDOMAIN_BYTES_MAX {
+        causes.push(too_long(field, SUBDOMAIN_BYTES_MAX));
     } else {
         refuse(causes, field, text, text.split('/').find_map(subdomain));
     }
@@ -115,7 +87,7 @@ pub(super) fn qualified(causes: &mut Causes, field: &str, text: &str) {
     }
 }
 
-/// As [`qualified`], with a domain.
+/// Checks a name like [`qualified`], and refuses one without a domain.
 pub(super) fn fully_qualified(causes: &mut Causes, field: &str, text: &str) {
     match text.contains('/') {
         true => qualified(causes, field, text),
@@ -124,15 +96,11 @@ pub(super) fn fully_qualified(causes: &mut Causes, field: &str, text: &str) {
 }
 
 fn identifier(causes: &mut Causes, field: &str, text: &str) {
-    let has_form = !text.is_empty()
-        && !text.starts_with(|first: char| first.is_ascii_digit())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    if text.len() > IDENTIFIER_BYTES {
-        causes.push(too_long(field, IDENTIFIER_BYTES));
-    } else if !has_form {
-        causes.push(invalid(field, text, IDENTIFIER));
+    if text.len() > IDENTIFIER_BYTES_MAX {
+        causes.push(too_long(field, IDENTIFIER_BYTES_MAX));
+    } else {
+        let is_none = !is_c_identifier(text);
+        refuse(causes, field, text, is_none.then_some(IDENTIFIER));
     }
 }
 

@@ -1,5 +1,7 @@
 //! The rules of slices.
 
+use nodedock_model::check::Field;
+use nodedock_model::limit::{COUNTER_SETS_MAX, SLICE_DEVICES_MAX, SLICE_HEAVY_DEVICES_MAX};
 use serde_json::{Value, json};
 
 use super::device;
@@ -7,10 +9,6 @@ use super::fields::{Causes, by, entries, integer, invalid, list, set, text};
 use super::{names, node_selector};
 use crate::status::Cause;
 
-const DEVICES: usize = 128;
-/// As soon as one device has taints, consumes counters or has an attribute with a list.
-const DEVICES_WITH_EXTRAS: usize = 64;
-const COUNTER_SETS: usize = 8;
 const WAYS: &str =
     "must have one of `nodeName`, `nodeSelector`, `allNodes` and `perDeviceNodeSelection`";
 
@@ -31,9 +29,9 @@ pub(super) fn check(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
     }
     let by_device = spec["perDeviceNodeSelection"] == true;
     let most = if list(spec, "devices").iter().any(has_extras) {
-        DEVICES_WITH_EXTRAS
+        SLICE_HEAVY_DEVICES_MAX
     } else {
-        DEVICES
+        SLICE_DEVICES_MAX
     };
     set(
         causes,
@@ -55,10 +53,10 @@ pub(super) fn check(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
         "spec",
         spec,
         "sharedCounters",
-        COUNTER_SETS,
+        COUNTER_SETS_MAX,
         by("name"),
         |causes, at, counters| {
-            device::counters(causes, at, counters, "name");
+            device::counters(causes, at, counters, (Field::Name, "name"));
         },
     );
 }

@@ -18,7 +18,7 @@ fn resource_of(object: &Value) -> &'static Resource {
     resource(object["kind"].as_str().unwrap()).unwrap()
 }
 
-/// As the rules have it, with the expressions compiled.
+/// Checks an object by the rules, with the expressions compiled.
 fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut compiled = Compiled::default();
     let expressions = new_expressions(resource, new, old);
@@ -28,7 +28,7 @@ fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     causes
 }
 
-/// What is wrong with an object: the field, and the reason without `FieldValue`.
+/// Returns the problems of an object: the field, and the reason without `FieldValue`.
 fn wrong(new: &Value, old: Option<&Value>) -> Vec<String> {
     let causes = object(resource_of(new), new, old);
     causes.iter().map(refusal).collect()
@@ -71,7 +71,7 @@ fn assert_each(good: &Value, cases: &[(&str, Value, &[&str])]) {
     }
 }
 
-/// As [`assert_each`], for changes of an object that is there.
+/// Checks changes of an existing object like [`assert_each`].
 fn assert_each_change(old: &Value, cases: &[(&str, Value, &[&str])]) {
     assert_eq!(wrong(old, Some(old)), Vec::<String>::new(), "no change");
     for (pointer, value, expected) in cases {
@@ -105,7 +105,7 @@ fn claim() -> Value {
 }
 
 #[test]
-fn a_message_has_the_value_and_the_rule() {
+fn message_has_value_and_rule() {
     let named = with(&claim(), "/metadata/name", json!("Bad_Name"));
     let named = object(resource_of(&named), &named, None);
     let messages: Vec<_> = named.iter().map(|cause| cause.message.as_str()).collect();

@@ -1,7 +1,6 @@
 //! The end of events, which are deleted after a time without a request.
 
 use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
 
 use crate::resources::Resource;
 use crate::state::Draft;
@@ -9,7 +8,7 @@ use crate::storage::ObjectKey;
 
 use super::metadata::written;
 
-/// How long an event is kept: the default of an API server's `--event-ttl`.
+/// Time for which an event is kept: the default of an API server's `--event-ttl`.
 const TTL: SignedDuration = SignedDuration::from_hours(1);
 /// Events that one write deletes: so many at most are in one commit.
 const EXPIRED_MAX: usize = 100;
@@ -19,16 +18,12 @@ pub(super) fn expire(draft: &mut Draft, events: &'static Resource) {
     let Ok(oldest) = Timestamp::now().checked_sub(TTL).map(written) else {
         return;
     };
-    let is_expired = |event: &Value| {
+    let expired = draft.snapshot().objects(events).filter(|(_, event)| {
         event["metadata"]["creationTimestamp"]
             .as_str()
             .is_some_and(|made| made < oldest.as_str())
-    };
-    let found = draft
-        .snapshot()
-        .objects(events)
-        .filter(|(_, event)| is_expired(event));
-    let expired: Vec<ObjectKey> = found
+    });
+    let expired: Vec<ObjectKey> = expired
         .map(|(key, _)| key.clone())
         .take(EXPIRED_MAX)
         .collect();

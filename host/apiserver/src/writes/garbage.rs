@@ -1,4 +1,5 @@
-//! What a cluster's controllers delete after a deletion: dependents without an owner, and the objects of a namespace.
+//! Deletion of the objects that a cluster's controllers delete after a deletion: dependents without an owner, and the objects of a
+//! namespace.
 
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
@@ -21,13 +22,12 @@ fn references(object: &Value) -> &[Value] {
 
 /// The objects that name `uid` as an owner.
 fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> {
-    let is_dependent = |object: &Value| {
+    let dependent = snapshot.all().filter(|(_, object)| {
         references(object)
             .iter()
             .any(|reference| reference["uid"] == *uid)
-    };
-    let found = snapshot.all().filter(|(_, object)| is_dependent(object));
-    found
+    });
+    dependent
         .map(|(key, object)| (key.clone(), Arc::clone(object)))
         .collect()
 }
@@ -36,7 +36,7 @@ fn uid_of(value: &Value) -> &str {
     value["uid"].as_str().unwrap_or_default()
 }
 
-/// Where objects and their dependents are, by UID. It is made once for a collection, which adds neither objects nor references.
+/// Keys of objects and of their dependents, by UID. Built once for a collection, which adds neither objects nor references.
 struct Owners<'a> {
     objects: BTreeMap<(&'static str, &'a str), &'a ObjectKey>,
     dependents: BTreeMap<&'a str, Vec<&'a ObjectKey>>,
@@ -63,17 +63,18 @@ impl<'a> Owners<'a> {
         owners
     }
 
-    /// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
+    /// Returns true if an owner is known to be gone. An owner of a kind that this server does not have is never known to be gone.
     fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
-        let text = |key: &str| reference[key].as_str().unwrap_or_default();
-        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else {
+        let [version, kind] =
+            ["apiVersion", "kind"].map(|key| reference[key].as_str().unwrap_or_default());
+        let Some(resource) = resources::of_type(version, kind) else {
             return false;
         };
         let owner = self.objects.get(&(resource.plural, uid_of(reference)));
         owner.is_none_or(|owner| snapshot.at(owner).is_none())
     }
 
-    /// Whether an object has owners, and all of them are gone.
+    /// Returns true if an object has owners, and all of them are gone.
     fn is_garbage(&self, snapshot: &Snapshot, object: &Value) -> bool {
         let references = references(object);
         !references.is_empty()
@@ -111,7 +112,7 @@ fn content<'a>(
         .filter(move |(key, _)| key.namespace == namespace)
 }
 
-/// Whether an object is a namespace with objects.
+/// Returns true if an object is a namespace with objects.
 pub(crate) fn has_content(snapshot: &Snapshot, key: &ObjectKey) -> bool {
     let mut namespaced = RESOURCES.iter().filter(|resource| resource.namespaced);
     key.resource == "namespaces" && namespaced.any(|resource| snapshot.has_any(resource, &key.name))

@@ -9,7 +9,7 @@ use crate::status::{self, Refusal};
 /// Letters of generated names.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
-/// Of a generated name, before its suffix.
+/// Maximum length of a generated name before its suffix.
 const PREFIX_MOST: usize = 58;
 /// Generated names that are tried: one that is taken is rare.
 const NAMES_TRIED: usize = 8;
@@ -61,14 +61,13 @@ pub(super) fn of_new(route: &Route, asked: &Value, snapshot: &Snapshot) -> Resul
         .and_then(Value::as_str)
         .unwrap_or_default();
     if name.is_empty() && !prefix.is_empty() {
-        let is_free = |name: &String| {
-            snapshot
-                .object(route.resource, &route.namespace, name)
-                .is_none()
-        };
         let mut names = std::iter::repeat_with(|| generated(prefix)).take(NAMES_TRIED);
         let name = names
-            .find(is_free)
+            .find(|name| {
+                snapshot
+                    .object(route.resource, &route.namespace, name)
+                    .is_none()
+            })
             .ok_or_else(|| status::exists(route, prefix))?;
         metadata.insert("name".into(), name.into());
     }
@@ -92,12 +91,13 @@ pub(super) fn of_new(route: &Route, asked: &Value, snapshot: &Snapshot) -> Resul
 fn generated(prefix: &str) -> String {
     let random = uuid::Uuid::new_v4();
     let letters = random.as_bytes().iter().take(SUFFIX_LENGTH);
-    let letter = |byte: &u8| {
-        SUFFIX
-            .get(usize::from(*byte) % SUFFIX.len())
-            .map(|letter| char::from(*letter))
-    };
-    let suffix: String = letters.filter_map(letter).collect();
+    let suffix: String = letters
+        .filter_map(|byte| {
+            SUFFIX
+                .get(usize::from(*byte) % SUFFIX.len())
+                .map(|letter| char::from(*letter))
+        })
+        .collect();
     let prefix: String = prefix.chars().take(PREFIX_MOST).collect();
     format!("{prefix}{suffix}")
 }
@@ -118,24 +118,21 @@ pub(super) fn check_namespace(route: &Route, object: &Value) -> Result<(), Refus
 
 /// The UID and the version that a writer has seen.
 pub(super) fn preconditions(route: &Route, asked: &Value, found: &Value) -> Result<(), Refusal> {
-    let differs = |field: &str| {
-        asked[field]
-            .as_str()
-            .is_some_and(|asked| !asked.is_empty() && found[field] != asked)
-    };
-    if differs("uid") {
-        let text = |metadata: &Value| metadata["uid"].as_str().unwrap_or_default().to_owned();
-        return Err(status::precondition(
-            route,
-            "UID",
-            &text(asked),
-            &text(found),
-        ));
+    if differs(asked, found, "uid") {
+        let [asked, found] =
+            [asked, found].map(|metadata| metadata["uid"].as_str().unwrap_or_default());
+        return Err(status::precondition(route, "UID", asked, found));
     }
-    match differs("resourceVersion") {
+    match differs(asked, found, "resourceVersion") {
         true => Err(status::modified(route)),
         false => Ok(()),
     }
+}
+
+fn differs(asked: &Value, found: &Value, field: &str) -> bool {
+    asked[field]
+        .as_str()
+        .is_some_and(|asked| !asked.is_empty() && found[field] != asked)
 }
 
 /// The same for a delete, which gives them on their own.

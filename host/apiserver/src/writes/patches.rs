@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::convert::from_storage;
-use crate::merge::{self, ApplyError, Cause, Conflict, PatchError, Writer};
+use crate::merge::{self, ApplyError, Conflict, PatchError, Writer};
 use crate::resources::api_version;
 use crate::route::Route;
 use crate::state::Draft;
@@ -96,8 +96,11 @@ fn apply(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
 }
 
 fn conflicting(conflict: Conflict) -> Refusal {
-    let cause = |cause: Cause| (cause.field, cause.message);
-    status::apply_conflict(conflict.message, conflict.causes.into_iter().map(cause))
+    let causes = conflict.causes.into_iter();
+    status::apply_conflict(
+        conflict.message,
+        causes.map(|cause| (cause.field, cause.message)),
+    )
 }
 
 fn writer<'a>(

@@ -79,13 +79,12 @@ impl Row for v1::ClaimStatus {
             joined(pods.chain(claim.kubelet.as_ref().map(describe::kubelet_consumers)))
         }),
         ("DEVICES", |claim| {
-            let of_driver = |of: &v1::ClaimDriver| {
+            joined(claim.drivers.iter().flat_map(|of| {
                 of.devices
                     .iter()
                     .map(|device| format!("{}/{device}", of.driver))
                     .collect::<Vec<_>>()
-            };
-            joined(claim.drivers.iter().flat_map(of_driver))
+            }))
         }),
         ("PROBLEM", |claim| {
             claim
@@ -234,19 +233,20 @@ fn of_object(object: &Option<v1::ObjectRef>, part: fn(&v1::ObjectRef) -> &String
 
 fn attributes(json: &str) -> String {
     let attributes: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    let text = |value: &Value| {
-        value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned)
-    };
     joined(
         attributes
             .iter()
-            .map(|(name, value)| format!("{name}={}", text(value))),
+            .map(|(name, value)| format!("{name}={}", json_text(value))),
     )
 }
 
-/// How many devices of each resource a pod has; one that several containers use in turn counts once.
+fn json_text(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Returns the number of devices of each resource that a pod has; one that several containers use in turn counts once.
 fn device_counts(resources: &[v1::ResourceOutcome]) -> String {
     let mut devices: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for resource in resources {
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_containers_use_in_turn_counts_once() {
+    fn device_used_in_turn_counts_once() {
         let of = |container: &str, devices: &[&str]| v1::ResourceOutcome {
             container: container.to_owned(),
             resource: "a.dev/a".to_owned(),

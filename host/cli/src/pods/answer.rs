@@ -8,7 +8,7 @@ use super::super::output::{Column, Format, Row, join, print, print_error, printa
 use super::super::{CommandError, describe};
 
 #[derive(Serialize)]
-pub(super) struct Answer {
+pub(super) struct PodOutput {
     pod: Option<v1::ObjectRef>,
     claims: Vec<v1::ClaimOutcome>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -20,7 +20,7 @@ pub(super) struct Answer {
     failed: Vec<String>,
 }
 
-impl Answer {
+impl PodOutput {
     pub(super) fn prepared(answer: v1::PreparePodResponse, failed: Vec<String>) -> Self {
         let v1::PreparePodResponse {
             pod,
@@ -54,7 +54,7 @@ impl Answer {
 }
 
 /// Prints the answers: one as an object, several as an array. A refusal makes the command fail.
-pub(super) fn finish(answers: &[Answer], format: Format) -> Result<()> {
+pub(super) fn finish(answers: &[PodOutput], format: Format) -> Result<()> {
     match answers {
         [one] => print(format, one, || text(answers, format))?,
         _ => print(format, &answers, || text(answers, format))?,
@@ -76,7 +76,7 @@ pub(super) fn finish(answers: &[Answer], format: Format) -> Result<()> {
     CommandError::unless_done(refusals.is_empty())
 }
 
-fn text(answers: &[Answer], format: Format) -> String {
+fn text(answers: &[PodOutput], format: Format) -> String {
     let (mut claims, mut resources) = (Vec::new(), Vec::new());
     for answer in answers {
         let pod = answer.pod.as_ref().map(describe::name).unwrap_or_default();
@@ -100,24 +100,27 @@ fn text(answers: &[Answer], format: Format) -> String {
     if !resources.is_empty() {
         parts.push(table(format, &resources, ""));
     }
-    let needs = |container: &v1::ContainerDevices| {
-        let name = container.name.clone();
-        needs(container)
-            .into_iter()
-            .map(move |line| format!("container {name}: {line}"))
-    };
-    parts.extend(containers(answers).flat_map(needs).map(|line| join([line])));
+    parts.extend(
+        containers(answers)
+            .flat_map(|container| {
+                let name = container.name.clone();
+                needs(container)
+                    .into_iter()
+                    .map(move |line| format!("container {name}: {line}"))
+            })
+            .map(|line| join([line])),
+    );
     parts.join("\n")
 }
 
-fn containers(answers: &[Answer]) -> impl Iterator<Item = &v1::ContainerDevices> {
+fn containers(answers: &[PodOutput]) -> impl Iterator<Item = &v1::ContainerDevices> {
     answers
         .iter()
         .filter_map(|answer| answer.containers.as_ref())
         .flatten()
 }
 
-/// What a runtime needs for a container, line by line.
+/// Returns the settings that a runtime needs for a container, one per line.
 fn needs(container: &v1::ContainerDevices) -> Vec<String> {
     let mut lines = container.cdi_devices.clone();
     lines.extend(
@@ -146,7 +149,7 @@ fn needs(container: &v1::ContainerDevices) -> Vec<String> {
 }
 
 /// The errors of everything that was refused.
-fn refusals(answer: &Answer) -> impl Iterator<Item = String> {
+fn refusals(answer: &PodOutput) -> impl Iterator<Item = String> {
     let claims = answer
         .claims
         .iter()
@@ -232,7 +235,7 @@ mod tests {
         }
     }
 
-    fn answer(resources: Vec<v1::ResourceOutcome>, failed: Vec<String>) -> Answer {
+    fn answer(resources: Vec<v1::ResourceOutcome>, failed: Vec<String>) -> PodOutput {
         let claim = v1::ClaimOutcome {
             id: Some(v1::ObjectRef {
                 namespace: "default".to_owned(),
@@ -247,11 +250,11 @@ mod tests {
             resources,
             ..Default::default()
         };
-        Answer::prepared(response, failed)
+        PodOutput::prepared(response, failed)
     }
 
     #[test]
-    fn each_refusal_is_printed_once_with_what_it_is_about() {
+    fn each_refusal_is_printed_once() {
         let resources = vec![
             resource("refused", Some(problem("none is\u{1b}[2J free"))),
             resource("allocated", None),
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_have_a_table_of_their_own_and_are_left_out_of_an_answer_without() {
+    fn resources_are_a_separate_optional_table() {
         let with = answer(vec![resource("allocated", None)], vec![]);
         let text = text(std::slice::from_ref(&with), Format::Table);
         let line = text
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_everything_that_the_runtime_of_a_container_needs() {
+    fn text_has_everything_a_runtime_needs() {
         let one = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
         let container = v1::ContainerDevices {
             name: "main".to_owned(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::{Check, Verdict, writable};
+use super::{Check, CheckStatus, writable};
 use nodedock_base::error::chain;
 use nodedock_base::file;
 
@@ -21,9 +21,13 @@ pub(super) fn checks(root: &Path) -> Vec<Check> {
     let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let propagation = match std::fs::read_to_string(MOUNTS) {
         Ok(mounts) => is_pod.then(|| propagation(&mounts)).flatten(),
-        Err(error) => {
-            is_pod.then(|| Check::new(PROPAGATION, Verdict::Unknown, format!("{MOUNTS}: {error}")))
-        }
+        Err(error) => is_pod.then(|| {
+            Check::new(
+                PROPAGATION,
+                CheckStatus::Unknown,
+                format!("{MOUNTS}: {error}"),
+            )
+        }),
     };
     let checks = [
         Some(directories(root)),
@@ -44,7 +48,7 @@ fn directories(root: &Path) -> Check {
             Err(error) => {
                 return Check::new(
                     NAME,
-                    Verdict::Unknown,
+                    CheckStatus::Unknown,
                     format!("{}: {error}", path.display()),
                 );
             }
@@ -55,19 +59,19 @@ fn directories(root: &Path) -> Check {
         let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
         return Check::new(
             NAME,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("missing: {missing}; {advice}"),
         );
     }
     let found = paths.iter().map(|path| writable(NAME, path));
     let all = Check::new(
         NAME,
-        Verdict::Ok,
+        CheckStatus::Ok,
         format!("{} can be written", root.display()),
     );
     found
         .into_iter()
-        .find(|check| check.verdict != Verdict::Ok)
+        .find(|check| check.verdict != CheckStatus::Ok)
         .unwrap_or(all)
 }
 
@@ -88,7 +92,7 @@ fn gates(path: &Path) -> Option<Check> {
         Err(error) => {
             return Some(Check::new(
                 NAME,
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 format!("{shown}: {error}"),
             ));
         }
@@ -98,7 +102,7 @@ fn gates(path: &Path) -> Option<Check> {
         Err(error) => {
             return Some(Check::new(
                 NAME,
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 format!("{shown}: {}", chain(&error)),
             ));
         }
@@ -111,28 +115,32 @@ fn gates(path: &Path) -> Option<Check> {
     Some(match config.feature_gates.get(DRA) {
         Some(false) => Check::new(
             NAME,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("{shown} has {DRA}=false: no claim is prepared"),
         ),
-        _ if set.is_empty() => Check::new(NAME, Verdict::Ok, format!("{shown} sets none")),
+        _ if set.is_empty() => Check::new(NAME, CheckStatus::Ok, format!("{shown} sets none")),
         _ => Check::new(
             NAME,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("{shown} sets {}", set.join(", ")),
         ),
     })
 }
 
-/// Whether the `/dev` of a pod receives what is mounted below the node's later. `None`: it is no mount.
+/// Checks whether the `/dev` of a pod receives what is mounted later below the node's. `None`: it is not a mount.
 fn propagation(mountinfo: &str) -> Option<Check> {
     let mut mounts = mountinfo.lines().filter_map(Mount::parse);
     // Of several on one another, the last is seen.
     let dev = mounts.rfind(|mount| mount.point == Path::new("/dev"))?;
     Some(match dev.propagates {
-        true => Check::new(PROPAGATION, Verdict::Ok, "/dev receives mounts of the node"),
+        true => Check::new(
+            PROPAGATION,
+            CheckStatus::Ok,
+            "/dev receives mounts of the node",
+        ),
         false => Check::new(
             PROPAGATION,
-            Verdict::Warning,
+            CheckStatus::Warning,
             "/dev does not receive mounts that the node gets later: mount it with mountPropagation: HostToContainer",
         ),
     })
@@ -161,41 +169,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_directory_of_a_kubelet_is_there_and_can_be_written() {
+    fn missing_kubelet_directory_fails_check() {
         let root = tempfile::tempdir().unwrap();
         for name in ["plugins_registry", "plugins"] {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
         let missing = directories(root.path());
         assert!(
-            missing.verdict == Verdict::Failed && missing.finding.contains("/device-plugins;"),
+            missing.verdict == CheckStatus::Failed && missing.finding.contains("/device-plugins;"),
             "{missing:?}"
         );
         std::fs::create_dir(root.path().join("device-plugins")).unwrap();
-        assert_eq!(directories(root.path()).verdict, Verdict::Ok);
+        assert_eq!(directories(root.path()).verdict, CheckStatus::Ok);
     }
 
     #[test]
-    fn the_gates_of_a_kubelet_are_shown_and_one_of_them_is_needed() {
+    fn disabled_required_feature_gate_fails_check() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("config.yaml");
         assert_eq!(gates(&path), None);
         for (text, verdict, words) in [
-            ("kind: KubeletConfiguration\n", Verdict::Ok, "sets none"),
+            ("kind: KubeletConfiguration\n", CheckStatus::Ok, "sets none"),
             (
                 "featureGates:\n  KubeletPodsAPI: true\n  A: false\n",
-                Verdict::Ok,
+                CheckStatus::Ok,
                 "A=false, KubeletPodsAPI=true",
             ),
             (
                 "featureGates: {DynamicResourceAllocation: false}\n",
-                Verdict::Failed,
+                CheckStatus::Failed,
                 "no claim is prepared",
             ),
-            ("featureGates: [", Verdict::Unknown, "config.yaml: "),
+            ("featureGates: [", CheckStatus::Unknown, "config.yaml: "),
             (
                 "featureGates: {A: some}\n",
-                Verdict::Unknown,
+                CheckStatus::Unknown,
                 "config.yaml: ",
             ),
         ] {
@@ -209,15 +217,18 @@ mod tests {
     }
 
     #[test]
-    fn the_dev_of_a_pod_has_to_receive_mounts_of_the_node() {
+    fn private_dev_mount_is_a_warning() {
         let root = "30 25 0:26 / / rw,relatime master:300 - overlay overlay rw\n".to_owned();
         let dev =
             |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
         let verdict = |text: String| propagation(&text).map(|check| check.verdict);
-        assert_eq!(verdict(root.clone() + &dev("master:2 ")), Some(Verdict::Ok));
+        assert_eq!(
+            verdict(root.clone() + &dev("master:2 ")),
+            Some(CheckStatus::Ok)
+        );
         assert_eq!(
             verdict(root.clone() + &dev("master:2 ") + &dev("")),
-            Some(Verdict::Warning)
+            Some(CheckStatus::Warning)
         );
         assert_eq!(verdict(root), None);
         assert_eq!(verdict("x y\n\n".to_owned()), None);

@@ -1,4 +1,4 @@
-//! Whether container runtimes read CDI files from the daemon's directory, by their config files and by what the kubelet says of them.
+//! Checks whether container runtimes read CDI files from the daemon's directory, by their config files and by the kubelet's report of them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use globset::Glob;
 use semver::Version;
 use toml::Value;
 
-use super::{Check, Verdict, is_same};
+use super::{Check, CheckStatus, is_same};
 use nodedock_base::error::chain;
 
-/// Where runtimes look unless their config says otherwise.
+/// Directories in which runtimes look unless their config says otherwise.
 const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// containerd's section about containers: of 2.x and of 1.x.
 const CONTAINERD: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
@@ -27,7 +27,7 @@ pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
         Ok(others) => check(name, std::iter::once(main).chain(others), root, cdi, read),
         Err(error) => Some(Check::new(
             name,
-            Verdict::Unknown,
+            CheckStatus::Unknown,
             format!("{}: {error}", main.display()),
         )),
     };
@@ -78,21 +78,21 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
         let glob = path
             .file_name()
             .and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
-        let is_imported = move |file: &PathBuf| {
-            glob.as_ref()
-                .is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
-        };
         files.extend(
             below(path.parent().unwrap_or(root))?
                 .into_iter()
-                .filter(is_imported),
+                .filter(move |file| {
+                    glob.as_ref().is_some_and(|glob| {
+                        file.file_name().is_some_and(|name| glob.is_match(name))
+                    })
+                }),
         );
     }
     files.truncate(IMPORTS_MAX);
     Ok(files)
 }
 
-/// What a runtime's config says about CDI. `None`: nothing.
+/// The settings about CDI in a runtime's config. `None`: no such setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Said {
     enabled: Option<bool>,
@@ -116,7 +116,7 @@ fn check(
             Err(error) => {
                 return Some(Check::new(
                     name,
-                    Verdict::Unknown,
+                    CheckStatus::Unknown,
                     format!("{}: {error}", file.display()),
                 ));
             }
@@ -125,7 +125,7 @@ fn check(
             Ok(config) => Value::Table(config),
             Err(error) => {
                 let finding = format!("{} is not TOML: {}", file.display(), chain(&error));
-                return Some(Check::new(name, Verdict::Unknown, finding));
+                return Some(Check::new(name, CheckStatus::Unknown, finding));
             }
         };
         let here = read(&config);
@@ -143,33 +143,37 @@ fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path)
     if said.enabled == Some(false) {
         return Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!("CDI is off in {files}: set enable_cdi = true"),
         );
     }
     // The paths are the node's, which is below the root.
-    let usual = || USUAL.iter().map(PathBuf::from).collect();
-    let directories: Vec<PathBuf> = said.directories.clone().unwrap_or_else(usual);
-    let of_node = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
+    let directories: Vec<PathBuf> = said
+        .directories
+        .clone()
+        .unwrap_or_else(|| USUAL.iter().map(PathBuf::from).collect());
     let shown = directories
         .iter()
         .map(|path| path.display().to_string())
         .collect::<Vec<_>>()
         .join(", ");
-    match directories.iter().any(|path| is_same(&of_node(path), cdi)) {
+    match directories
+        .iter()
+        .any(|path| is_same(&root.join(path.strip_prefix("/").unwrap_or(path)), cdi))
+    {
         true if said.depends && said.enabled.is_none() => Check::new(
             name,
-            Verdict::Warning,
+            CheckStatus::Warning,
             format!("CDI is off in releases before 2.0 unless enable_cdi = true is in {files}"),
         ),
         true => Check::new(
             name,
-            Verdict::Ok,
+            CheckStatus::Ok,
             format!("reads CDI files in {shown} ({files})"),
         ),
         false => Check::new(
             name,
-            Verdict::Failed,
+            CheckStatus::Failed,
             format!(
                 "reads CDI files in {shown} ({files}), and not in {}",
                 cdi.display()
@@ -226,19 +230,19 @@ pub(super) fn of_node(runtime: &str) -> Check {
     let Ok(found) = Version::parse(version.trim_start_matches('v')) else {
         return Check::new(
             NAME,
-            Verdict::Unknown,
+            CheckStatus::Unknown,
             format!("the Node object names {runtime:?}"),
         );
     };
     let (verdict, words) = match name {
-        "containerd" if found < Version::new(1, 7, 0) => (Verdict::Failed, "CDI needs 1.7"),
+        "containerd" if found < Version::new(1, 7, 0) => (CheckStatus::Failed, "CDI needs 1.7"),
         "containerd" if found < Version::new(2, 0, 0) => (
-            Verdict::Warning,
+            CheckStatus::Warning,
             "CDI is off unless enable_cdi = true is in its config",
         ),
-        "cri-o" if found < Version::new(1, 23, 0) => (Verdict::Failed, "CDI needs 1.23"),
-        "containerd" | "cri-o" => (Verdict::Ok, "reads CDI files"),
-        _ => (Verdict::Unknown, "see its documentation for CDI"),
+        "cri-o" if found < Version::new(1, 23, 0) => (CheckStatus::Failed, "CDI needs 1.23"),
+        "containerd" | "cri-o" => (CheckStatus::Ok, "reads CDI files"),
+        _ => (CheckStatus::Unknown, "see its documentation for CDI"),
     };
     Check::new(NAME, verdict, format!("{name} {found}: {words}"))
 }
@@ -257,27 +261,35 @@ mod tests {
     }
 
     #[test]
-    fn a_runtimes_config_says_whether_it_reads_our_directory() {
+    fn runtime_config_decides_cdi_verdict() {
         const FILE: &str = "etc/containerd/config.toml";
         let new = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n";
         let old = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n";
         for (file, text, verdict) in [
-            (FILE, "version = 3\n".to_owned(), Verdict::Ok),
-            (FILE, "version = 2\n".to_owned(), Verdict::Warning),
-            (FILE, format!("{old}enable_cdi = false\n"), Verdict::Failed),
-            (FILE, format!("{old}enable_cdi = true\n"), Verdict::Ok),
-            (FILE, format!("{new}enable_cdi = false\n"), Verdict::Failed),
+            (FILE, "version = 3\n".to_owned(), CheckStatus::Ok),
+            (FILE, "version = 2\n".to_owned(), CheckStatus::Warning),
+            (
+                FILE,
+                format!("{old}enable_cdi = false\n"),
+                CheckStatus::Failed,
+            ),
+            (FILE, format!("{old}enable_cdi = true\n"), CheckStatus::Ok),
+            (
+                FILE,
+                format!("{new}enable_cdi = false\n"),
+                CheckStatus::Failed,
+            ),
             (
                 FILE,
                 format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"),
-                Verdict::Failed,
+                CheckStatus::Failed,
             ),
             (
                 FILE,
                 format!("{new}cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"),
-                Verdict::Ok,
+                CheckStatus::Ok,
             ),
-            (FILE, "version = ".to_owned(), Verdict::Unknown),
+            (FILE, "version = ".to_owned(), CheckStatus::Unknown),
         ] {
             let check = found("containerd", file, &text).unwrap();
             assert_eq!(check.verdict, verdict, "{text}: {check:?}");
@@ -287,19 +299,19 @@ mod tests {
             found("CRI-O", "etc/crio/crio.conf.d/10-cdi.conf", crio)
                 .unwrap()
                 .verdict,
-            Verdict::Failed
+            CheckStatus::Failed
         );
         assert_eq!(
             found("CRI-O", "etc/crio/crio.conf", "[crio]\n")
                 .unwrap()
                 .verdict,
-            Verdict::Ok
+            CheckStatus::Ok
         );
         assert_eq!(found("CRI-O", FILE, new), None, "no config, no finding");
     }
 
     #[test]
-    fn a_file_that_the_config_imports_counts() {
+    fn imported_config_files_are_read() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("etc/containerd");
         std::fs::create_dir_all(directory.join("conf.d")).unwrap();
@@ -310,10 +322,10 @@ mod tests {
             "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n",
         );
         for (imports, expected) in [
-            ("[]", Verdict::Warning),
-            ("['/etc/containerd/conf.d/*.toml']", Verdict::Ok),
-            ("['conf.d/99-*.toml']", Verdict::Ok),
-            ("['/etc/other/*.toml', '[', 7]", Verdict::Warning),
+            ("[]", CheckStatus::Warning),
+            ("['/etc/containerd/conf.d/*.toml']", CheckStatus::Ok),
+            ("['conf.d/99-*.toml']", CheckStatus::Ok),
+            ("['/etc/other/*.toml', '[', 7]", CheckStatus::Warning),
         ] {
             write(
                 "config.toml",
@@ -324,16 +336,16 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_of_a_node_is_judged_by_its_version() {
+    fn runtime_version_decides_its_verdict() {
         for (runtime, verdict) in [
-            ("containerd://2.1.0", Verdict::Ok),
-            ("containerd://1.7.24", Verdict::Warning),
-            ("containerd://1.6.9", Verdict::Failed),
-            ("cri-o://1.33.1", Verdict::Ok),
-            ("cri-o://1.22.0", Verdict::Failed),
-            ("docker://28.0.0", Verdict::Unknown),
-            ("", Verdict::Unknown),
-            ("containerd://", Verdict::Unknown),
+            ("containerd://2.1.0", CheckStatus::Ok),
+            ("containerd://1.7.24", CheckStatus::Warning),
+            ("containerd://1.6.9", CheckStatus::Failed),
+            ("cri-o://1.33.1", CheckStatus::Ok),
+            ("cri-o://1.22.0", CheckStatus::Failed),
+            ("docker://28.0.0", CheckStatus::Unknown),
+            ("", CheckStatus::Unknown),
+            ("containerd://", CheckStatus::Unknown),
         ] {
             assert_eq!(of_node(runtime).verdict, verdict, "{runtime}");
         }

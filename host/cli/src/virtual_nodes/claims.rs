@@ -27,10 +27,10 @@ const CLAIMS: usize = 8;
 const EVENTS: usize = 1000;
 /// Deadline of a driver's call.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// After a refusal: when a kubelet would try again.
+/// Time after a refusal until a retry, as in a kubelet.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// How many claims are prepared, and how many prepares and unprepares were refused so far.
+/// Number of claims that are prepared, and of prepares and unprepares that have been refused.
 #[derive(Debug, Default)]
 pub(super) struct ClaimCounts {
     prepared: AtomicU64,
@@ -50,12 +50,12 @@ impl ClaimCounts {
 struct Held {
     node: Arc<VirtualNode>,
     id: ObjectRef,
-    /// With the names of pools that the API server has.
+    /// Allocation with the names of pools that the API server has.
     allocation: Allocation,
     is_prepared: bool,
 }
 
-/// What is to be done about a claim: what was held, and the claim, if there is one.
+/// A change of a claim to process: the allocation that was held, and the claim, if it exists.
 struct Work {
     uid: Uid,
     claim: Option<Claim>,
@@ -311,7 +311,7 @@ impl Held {
         }
     }
 
-    /// What the drivers report of the devices, by the names that the API server has.
+    /// Returns the drivers' reports of the devices, by the names that the API server has.
     fn statuses(&self) -> ClaimStatuses {
         let record = self.node.claims.lock().claim(self.id.uid.as_str()).cloned();
         let parts = record.iter().flat_map(|record| &record.drivers);

@@ -35,11 +35,11 @@ struct ScriptFile {
 struct FaultEntry {
     #[serde(default)]
     after_seconds: u64,
-    /// Without it the fault stays.
+    /// Duration of the fault; without it, the fault is permanent.
     for_seconds: Option<u64>,
     /// Glob of names; without it all.
     nodes: Option<String>,
-    /// Without it all.
+    /// Driver; without it, every driver.
     driver: Option<DriverName>,
     /// Glob of `POOL/DEVICE`, with the driver's name of the pool.
     devices: String,
@@ -88,19 +88,18 @@ impl Script {
             file.faults.len() <= FAULTS_MAX,
             "more than {FAULTS_MAX} faults"
         );
-        let fault = |(index, fault): (usize, &FaultEntry)| {
-            Ok(Arc::new(
-                fault
-                    .compiled()
-                    .with_context(|| format!("faults[{index}]"))?,
-            ))
-        };
         Ok(Self {
             faults: file
                 .faults
                 .iter()
                 .enumerate()
-                .map(fault)
+                .map(|(index, fault)| {
+                    Ok(Arc::new(
+                        fault
+                            .compiled()
+                            .with_context(|| format!("faults[{index}]"))?,
+                    ))
+                })
                 .collect::<Result<_>>()?,
         })
     }
@@ -108,8 +107,6 @@ impl Script {
 
 impl FaultEntry {
     fn compiled(&self) -> Result<Fault> {
-        let glob =
-            |name, text: &str| PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"));
         ensure!(
             self.message.len() <= MESSAGE_BYTES_MAX,
             "message: more than {MESSAGE_BYTES_MAX} bytes"
@@ -130,6 +127,10 @@ impl FaultEntry {
     }
 }
 
+fn glob(name: &str, text: &str) -> Result<PatternSet> {
+    PatternSet::new([text]).with_context(|| format!("{name}: {text:?}"))
+}
+
 impl Fault {
     fn is_active(&self, time: Duration) -> bool {
         self.begin <= time && self.end.is_none_or(|end| time < end)
@@ -139,7 +140,7 @@ impl Fault {
         self.driver.as_ref().is_none_or(|of| of == driver)
     }
 
-    /// What a driver would have answered.
+    /// Returns the inventory as a driver with this fault would have reported it.
     pub(super) fn applied(&self, found: Arc<Published>) -> Arc<Published> {
         let pools = found.inventory.pools.iter();
         let devices = pools
@@ -195,10 +196,10 @@ pub(super) async fn run(script: Script, nodes: Nodes) {
         };
         sleep_until(at).await;
         for node in nodes.values() {
-            let hits = |fault: &&Arc<Fault>| {
-                fault.is_active(time) && fault.nodes.matches(node.name.as_str())
-            };
-            node.set_faults(faults.iter().filter(hits).cloned().collect());
+            let hits = faults
+                .iter()
+                .filter(|fault| fault.is_active(time) && fault.nodes.matches(node.name.as_str()));
+            node.set_faults(hits.cloned().collect());
         }
         let active = faults.iter().filter(|fault| fault.is_active(time)).count();
         super::say(&format!("{active} faults are active"));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NodeFacts, Published};
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::Recordings;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, limit};
@@ -109,7 +109,7 @@ fn read(path: &Path, max: u64) -> Result<Vec<u8>> {
 pub(super) struct Machine {
     pub(super) drivers: Vec<Arc<WasmDriver>>,
     pub(super) boot_id: String,
-    /// What each driver found on the last node.
+    /// Inventory that each driver found on the last node.
     found: Mutex<BTreeMap<DriverName, Arc<Published>>>,
 }
 

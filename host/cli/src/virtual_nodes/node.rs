@@ -11,7 +11,7 @@ use super::faults::Fault;
 use super::machine::Machine;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NodeFacts, Published};
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_kube::pools::PoolNames;
 use nodedock_kube::slices::DriverSnapshot;
 use nodedock_model::{DriverName, ObjectName};
@@ -21,7 +21,7 @@ pub(super) struct VirtualNode {
     pub(super) name: ObjectName,
     pub(super) machine: Arc<Machine>,
     pub(super) claims: Arc<SharedClaimTable>,
-    /// What the drivers found, without faults.
+    /// Inventories that the drivers found, without faults.
     found: Mutex<BTreeMap<DriverName, Arc<Published>>>,
     faults: Mutex<Vec<Arc<Fault>>>,
     shown: watch::Sender<DriverSnapshot>,
@@ -84,14 +84,13 @@ impl VirtualNode {
     /// Replaces the faults that the node has.
     pub(super) fn set_faults(&self, faults: Vec<Arc<Fault>>) {
         let before = std::mem::replace(&mut *self.faults.lock(), faults);
-        let is_same = |now: &[Arc<Fault>]| {
-            now.len() == before.len()
-                && now
-                    .iter()
-                    .zip(&before)
-                    .all(|(now, before)| Arc::ptr_eq(now, before))
-        };
-        if !is_same(&self.faults.lock()) {
+        let is_same = self
+            .faults
+            .lock()
+            .iter()
+            .map(Arc::as_ptr)
+            .eq(before.iter().map(Arc::as_ptr));
+        if !is_same {
             self.show();
         }
     }

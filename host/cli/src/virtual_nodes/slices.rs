@@ -17,7 +17,7 @@ use nodedock_kube::slices::{self, FailedDevices, SliceParts, SliceReport, SliceS
 /// Slices that are written at the same time: a request that waits long for the rate would fail.
 const WRITES: usize = 8;
 
-/// What has been published, of what has to be.
+/// Numbers of what has been published and of what has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Published {
     pub(super) pools: usize,

@@ -1,4 +1,4 @@
-//! What is known of an adapter and of its plugin.
+//! State of an adapter and of its plugin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Adapted {
     pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
     /// The last list, by ID. `None`: there was none since the start.
     pub(super) listed: Option<BTreeMap<String, PluginDevice>>,
-    /// Since when there is no list of a connected plugin, and why.
+    /// Time since which no connected plugin has a list, and the reason.
     pub(super) left: Option<(Instant, String)>,
     /// Its list was withdrawn because of that.
     pub(super) is_expired: bool,
@@ -91,17 +91,16 @@ impl Adapted {
 
     /// Identity strings of the devices that are held, each with an ID.
     pub(super) fn held_identities(&self) -> BTreeMap<String, String> {
-        let of = |id: &String| {
-            let id = id.clone();
-            self.adapter
-                .identity(&id)
-                .into_iter()
-                .map(move |identity| (identity, id.clone()))
-        };
         self.taken
             .iter()
             .chain(&self.record.held)
-            .flat_map(of)
+            .flat_map(|id| {
+                let id = id.clone();
+                self.adapter
+                    .identity(&id)
+                    .into_iter()
+                    .map(move |identity| (identity, id.clone()))
+            })
             .collect()
     }
 
@@ -192,15 +191,14 @@ impl Adapted {
 
     /// The plugin's ID of a device's name, among those that are listed or held.
     pub(super) fn id_of(&self, name: &DeviceName) -> Option<String> {
-        let is_known = |id: &String| {
-            self.listed
-                .as_ref()
-                .is_some_and(|listed| listed.contains_key(id))
-                || self.record.held.contains(id)
-                || self.taken.contains(id)
-        };
         match device_id(name) {
-            Some(id) => Some(id).filter(is_known),
+            Some(id) => Some(id).filter(|id| {
+                self.listed
+                    .as_ref()
+                    .is_some_and(|listed| listed.contains_key(id))
+                    || self.record.held.contains(id)
+                    || self.taken.contains(id)
+            }),
             // The name is a hash.
             None => {
                 let listed = self.listed.iter().flat_map(BTreeMap::keys);

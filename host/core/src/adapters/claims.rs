@@ -216,18 +216,21 @@ fn devices(
 ) -> Vec<PreparedDevice> {
     let status = (!allocation.annotations.is_empty()).then(|| undelivered(&allocation));
     let mut access = Some(access(allocation, nodes));
-    let device = |device: &&AllocatedDevice| PreparedDevice {
-        requests: vec![group.request.to_owned()],
-        pool: device.pool.clone(),
-        device: device.device.clone(),
-        share_id: device.share_id.clone(),
-        access: access
-            .take()
-            .unwrap_or_else(|| DeviceAccess::Edits(Edits::default())),
-        status: status.clone(),
-        attributes: None,
-    };
-    group.devices.iter().map(device).collect()
+    group
+        .devices
+        .iter()
+        .map(|device| PreparedDevice {
+            requests: vec![group.request.to_owned()],
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            share_id: device.share_id.clone(),
+            access: access
+                .take()
+                .unwrap_or_else(|| DeviceAccess::Edits(Edits::default())),
+            status: status.clone(),
+            attributes: None,
+        })
+        .collect()
 }
 
 /// A kubelet has no way to a container for annotations of a DRA driver.
@@ -257,7 +260,21 @@ fn access(allocation: ContainerAllocation, device_nodes: Vec<DeviceNode>) -> Dev
         cdi_devices,
         annotations: _,
     } = allocation;
-    let mount = |mount: nodedock_model::AllocationMount| Mount {
+    let edits = Edits {
+        env: env.into_iter().collect(),
+        device_nodes,
+        mounts: mounts.into_iter().map(mount).collect(),
+        ..Edits::default()
+    };
+    match (cdi_devices.is_empty(), edits.is_empty()) {
+        (true, _) => DeviceAccess::Edits(edits),
+        (false, true) => DeviceAccess::CdiDevices(cdi_devices),
+        (false, false) => DeviceAccess::EditsAndCdiDevices(edits, cdi_devices),
+    }
+}
+
+fn mount(mount: nodedock_model::AllocationMount) -> Mount {
+    Mount {
         host_path: mount.host_path,
         container_path: mount.container_path,
         // As a kubelet's device manager has it mounted.
@@ -269,17 +286,6 @@ fn access(allocation: ContainerAllocation, device_nodes: Vec<DeviceNode>) -> Dev
         .map(str::to_owned)
         .to_vec(),
         fs_type: None,
-    };
-    let edits = Edits {
-        env: env.into_iter().collect(),
-        device_nodes,
-        mounts: mounts.into_iter().map(mount).collect(),
-        ..Edits::default()
-    };
-    match (cdi_devices.is_empty(), edits.is_empty()) {
-        (true, _) => DeviceAccess::Edits(edits),
-        (false, true) => DeviceAccess::CdiDevices(cdi_devices),
-        (false, false) => DeviceAccess::EditsAndCdiDevices(edits, cdi_devices),
     }
 }
 

@@ -9,7 +9,7 @@ use nodedock_model::{
     Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, Problem, device_name,
 };
 
-/// What an inventory is made of.
+/// Data from which an inventory is built.
 pub(super) struct Material {
     pub(super) adapter: Adapter,
     pub(super) listed: BTreeMap<String, PluginDevice>,
@@ -34,7 +34,7 @@ impl Material {
         };
         standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory)?;
         hardware_keys::add(&parts.hardware, &parts.sysfs, &mut inventory)?;
-        let health = |device: &PluginDevice| {
+        let health = listed.values().map(|device| {
             let health = match (&left, device.healthy) {
                 (Some(why), _) => DeviceHealth {
                     state: HealthState::Unhealthy,
@@ -56,10 +56,10 @@ impl Material {
                 },
             };
             ((adapter.pool.clone(), device_name(&device.id)), health)
-        };
+        });
         Ok(Published {
             inventory,
-            health: listed.values().map(health).collect(),
+            health: health.collect(),
         })
     }
 }

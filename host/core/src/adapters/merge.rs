@@ -46,16 +46,17 @@ pub(super) fn merged(
     {
         let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
         let has = format!("{source} has an adapter of {resource} for the driver {driver}");
-        let is_same =
-            |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
-        let other = adapted.values().find(is_same).map(|other| {
-            let (theirs, of, name) = (
-                &other.source,
-                &other.adapter.resource,
-                &other.adapter.driver,
-            );
-            format!("{has}, and {theirs} one of {of} for {name}: the first counts")
-        });
+        let other = adapted
+            .values()
+            .find(|known| known.adapter.resource == resource || known.adapter.driver == driver)
+            .map(|other| {
+                let (theirs, of, name) = (
+                    &other.source,
+                    &other.adapter.resource,
+                    &other.adapter.driver,
+                );
+                format!("{has}, and {theirs} one of {of} for {name}: the first counts")
+            });
         let before = recorded.get(&driver).filter(|of| **of != resource).map(|of| {
             format!(
                 "{has}, which has been the driver of {of}: the adapter does not count before a start at which that is in no file and its devices are free"

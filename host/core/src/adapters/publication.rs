@@ -47,7 +47,7 @@ impl Publication {
     }
 
     pub(super) async fn run(mut self) {
-        let mut freed = self.parts.registry.freed_changes();
+        let mut freed = self.parts.registry.names.changes();
         let mut changes = self.adapters.changes();
         loop {
             freed.mark_unchanged();
@@ -74,7 +74,7 @@ impl Publication {
             return;
         };
         let (registry, name) = (&self.parts.registry, &known.adapter.driver);
-        let owner = registry.owner_of(name);
+        let owner = registry.names.owner_of(name);
         if owner.is_some_and(|owner| owner != NameSource::adapter(&self.resource)) {
             // The driver is not in the registry any more.
             self.published = None;
@@ -114,10 +114,13 @@ impl Publication {
         let (registry, conditions) = (&self.parts.registry, &self.parts.conditions);
         let (name, source) = (driver.identity.name.clone(), source_of(resource));
         let summary = driver.identity.summary.clone();
-        registry.set_source(&source, Some(NameSource::adapter(resource)));
-        registry.set_described(&source, &name);
+        registry
+            .names
+            .set_source(&source, Some(NameSource::adapter(resource)));
+        registry.names.set_described(&source, &name);
         let held = registry
-            .hold_name(&source, &name)
+            .names
+            .hold(&source, &name)
             .map_err(|why| why.to_string());
         let served = held.and_then(|()| {
             registry
@@ -131,23 +134,25 @@ impl Publication {
             .clone()
             .map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
         conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
-        registry.update(DriverKind::Adapter, &source, |view| {
-            let state = if refused.is_none() {
-                DriverState::Serving
-            } else {
-                DriverState::Failed
-            };
-            if view.state != state {
-                view.note(
-                    state.as_str(),
-                    refused.as_deref().unwrap_or_default(),
-                    0,
-                    None,
-                );
-            }
-            (view.name, view.state, view.summary) = (Some(name), state, summary);
-            view.reason = refused.clone().unwrap_or_default();
-        });
+        registry
+            .sources
+            .update(DriverKind::Adapter, &source, |view| {
+                let state = if refused.is_none() {
+                    DriverState::Serving
+                } else {
+                    DriverState::Failed
+                };
+                if view.state != state {
+                    view.note(
+                        state.as_str(),
+                        refused.as_deref().unwrap_or_default(),
+                        0,
+                        None,
+                    );
+                }
+                (view.name, view.state, view.summary) = (Some(name), state, summary);
+                view.reason = refused.clone().unwrap_or_default();
+            });
         self.adapters.set_refused(resource, refused);
     }
 
@@ -160,7 +165,7 @@ impl Publication {
         };
         let name = known.adapter.driver;
         let source = source_of(resource);
-        match self.parts.registry.bind_name(&source, &name).await {
+        match self.parts.registry.names.bind(&source, &name).await {
             Err(BindError::NotStored(problem)) => {
                 tracing::warn!(%resource, driver = %name, %problem, "the name of an adapter's driver is not stored yet");
                 false
@@ -179,8 +184,10 @@ impl Publication {
             return true;
         };
         let (resource, parts) = (&self.resource, self.parts.clone());
-        let look = move || made.publish(&parts);
-        let published = match blocking(&looks, PUBLISH_WALL, read_stuck, look).await {
+        let publish = blocking(&looks, PUBLISH_WALL, read_stuck, move || {
+            made.publish(&parts)
+        });
+        let published = match publish.await {
             Ok(published) => published,
             Err(problem) => {
                 tracing::warn!(%resource, %problem, "the devices of an adapter are not published yet");
@@ -210,10 +217,12 @@ impl Publication {
             self.serve(self.driver(&known, Some(inventory)));
         }
         let registry = &self.parts.registry;
-        registry.update(DriverKind::Adapter, &source_of(resource), |view| {
-            view.devices = devices
-        });
-        registry.tell_devices(&known.adapter.driver);
+        registry
+            .sources
+            .update(DriverKind::Adapter, &source_of(resource), |view| {
+                view.devices = devices
+            });
+        registry.sources.report_devices(&known.adapter.driver);
         true
     }
 }

@@ -22,7 +22,7 @@ const DRIVER: &str = "thing.example.com";
 struct Home {
     directory: tempfile::TempDir,
     checkpoint: Checkpoint,
-    /// Of the last start.
+    /// Adapters of the last start.
     adapters: Mutex<Option<Adapters>>,
 }
 
@@ -238,7 +238,7 @@ fn claim(devices: &[(&str, &str)]) -> DriverClaim {
     }
 }
 
-/// What a pod of the node API has by the plugin's IDs.
+/// Returns the devices that a pod of the node API has by the plugin's IDs.
 fn taken(ids: &[&str]) -> Taken {
     let ids: BTreeSet<_> = ids.iter().map(|id| (*id).to_owned()).collect();
     [(resource(), ids)].into()
@@ -248,7 +248,7 @@ const HEALTHY: HealthState = HealthState::Healthy;
 const UNHEALTHY: HealthState = HealthState::Unhealthy;
 
 #[tokio::test]
-async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
+async fn plugin_devices_and_health_are_published() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     assert!(
@@ -279,7 +279,7 @@ async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
 
 /// A plugin without devices that died, and one that never listed any, had no condition for ever.
 #[tokio::test(start_paused = true)]
-async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registered() {
+async fn adapter_without_list_sets_condition() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     let message = async |wanted: &str| {
@@ -318,7 +318,7 @@ async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
+async fn devices_of_gone_plugin_expire() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
@@ -339,7 +339,7 @@ async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
 }
 
 #[tokio::test]
-async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edits() {
+async fn each_request_becomes_one_allocate_call() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     let plugin = FakePlugin::wanting_pre_start();
@@ -420,7 +420,7 @@ async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edi
 }
 
 #[tokio::test]
-async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
+async fn refusals_name_driver_and_resource() {
     let home = Home::new();
     let text =
         format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\npaths: [/dev/thing]\n");
@@ -486,7 +486,7 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_a_time() {
+async fn stuck_plugin_calls_end_at_deadline() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     let plugin = FakePlugin::new();
@@ -510,7 +510,7 @@ async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_
 }
 
 #[tokio::test]
-async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_free() {
+async fn freed_plugin_devices_are_offered() {
     let home = Home::new();
     let run = home
         .start_with(vec![entry()], false, taken(&["a", "gone"]), &[])
@@ -529,7 +529,7 @@ async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_fre
 
 /// A replica of a GPU was offered while a pod from before had another one, and the rules said that both are the same hardware.
 #[tokio::test]
-async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
+async fn hardware_of_existing_pods_is_withheld() {
     let home = Home::new();
     let rules = "devices: [{ match: '(?<uuid>gpu-[0-9])-[0-9]', identity: 'gpu:${uuid}' }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
@@ -561,7 +561,7 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
 
 /// One adapter that waited for a read from the kernel delayed the others by up to ten seconds each.
 #[tokio::test]
-async fn an_adapter_whose_reads_hang_delays_no_other() {
+async fn hanging_adapter_delays_no_other_adapter() {
     let home = Home::new();
     let other = entry_with("resource: example.com/aaa\ndriver: aaa.example.com\n");
     let run = home.start(vec![other, entry()], false).await;
@@ -583,7 +583,7 @@ async fn an_adapter_whose_reads_hang_delays_no_other() {
 }
 
 #[tokio::test]
-async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
+async fn takeover_from_kubelet_survives_restart() {
     let home = Home::new();
     let plugin = FakePlugin::new();
     let ids = |ids: &[&str]| {
@@ -629,7 +629,7 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
 }
 
 #[tokio::test]
-async fn devices_of_a_plugin_that_registers_again_are_healthy_when_it_has_listed_them() {
+async fn devices_stay_unhealthy_until_listed_again() {
     let home = Home::new();
     let run = home.start(vec![entry()], false).await;
     let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
@@ -655,7 +655,7 @@ async fn devices_of_a_plugin_that_registers_again_are_healthy_when_it_has_listed
 }
 
 #[tokio::test]
-async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_that_name_both() {
+async fn conflicting_adapters_set_condition_naming_both() {
     let home = Home::new();
     let other = |text: &str| AdapterEntry {
         source: "/b.adapter.yaml".to_owned(),
@@ -760,7 +760,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     /// No device that a pod has by the plugin's ID is ever published, and each is in the end.
     #[test]
-    fn a_device_is_not_published_while_a_pod_of_the_time_before_has_it(
+    fn devices_of_earlier_pods_stay_unpublished(
         had in 0..16usize,
         steps in prop::collection::vec(step(), 1..50),
     ) {

@@ -1,4 +1,4 @@
-//! Which users may read the files that container runtimes read.
+//! Access rights to the files that container runtimes read.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_let_the_owner_write_and_others_read_at_most() {
+    fn only_owner_writable_modes_are_valid() {
         for good in [0o600, 0o640, 0o604, 0o644] {
             assert!(FileAccess::new(good, None).is_some(), "{good:o}");
         }

@@ -43,7 +43,7 @@ pub struct Touched {
 }
 
 pub(super) struct Catalog {
-    /// By priority: of two files with a device, runtimes use the one in the later directory.
+    /// Directories by ascending priority: of two files with a device, runtimes use the one in the later directory.
     directories: Vec<PathBuf>,
     /// The directory that the daemon writes.
     own: usize,
@@ -51,7 +51,7 @@ pub(super) struct Catalog {
     pub(super) mark: String,
     /// Files that this process wrote or compared, by name.
     pub(super) known: Mutex<HashMap<String, Known>>,
-    state: Mutex<State>,
+    state: Mutex<CatalogIndex>,
     /// One reader at a time; waiting callers use its result.
     reading: Mutex<()>,
     /// Number of reads that began.
@@ -65,22 +65,22 @@ pub(super) struct Catalog {
 pub(super) struct Moment(u64);
 
 #[derive(Default)]
-struct State {
-    seen: HashMap<usize, Seen>,
+struct CatalogIndex {
+    seen: HashMap<usize, DirectoryRead>,
     /// Set during a change of the daemon's directory: whether the directory was unchanged since its read when the change began. Stamps are
     /// meaningless meanwhile.
     changing: Option<bool>,
-    /// By directory and name.
+    /// Files by directory and name.
     files: BTreeMap<(usize, String), Entry>,
     devices: HashMap<String, BTreeSet<(usize, String)>>,
 }
 
 /// A directory at the time of its read.
 #[derive(Clone, Copy)]
-struct Seen {
+struct DirectoryRead {
     /// `None`: it did not exist.
     stamp: Option<Stamp>,
-    /// Whether a later change certainly changes the stamp.
+    /// True if a later change certainly changes the stamp.
     settled: bool,
     at: Instant,
     took: Duration,
@@ -91,7 +91,7 @@ struct Entry {
     /// `None`: must be read again, because a change may not be visible.
     stamp: Option<Stamp>,
     devices: Vec<String>,
-    /// What each of them gives to a container.
+    /// Device nodes and network interfaces that each of the devices gives to a container.
     given: Vec<Given>,
     ours: bool,
 }
@@ -144,27 +144,27 @@ struct Interface {
 impl Given {
     /// `all`: of every device of a spec.
     fn of(all: Option<&Edits>, own: Option<&Edits>) -> Self {
-        let edits = || all.into_iter().chain(own);
-        // The numbers in a spec are optional, and those of the node count.
-        let node = |node: &Node| DeviceNode {
-            host_path: node.host_path.clone(),
-            ..DeviceNode::at(&node.path)
-        };
-        let interface = |found: &Interface| NetDevice {
-            host_interface: found.host_interface_name.clone(),
-            container_interface: found
-                .name
-                .clone()
-                .unwrap_or_else(|| found.host_interface_name.clone()),
-        };
+        let edits = all.into_iter().chain(own);
+        let nodes = edits
+            .clone()
+            .flat_map(|edits| edits.device_nodes.iter().flatten());
+        let interfaces = edits.flat_map(|edits| edits.net_devices.iter().flatten());
         Self {
-            device_nodes: edits()
-                .flat_map(|edits| edits.device_nodes.iter().flatten())
-                .map(node)
+            // The numbers in a spec are optional, and those of the node count.
+            device_nodes: nodes
+                .map(|node| DeviceNode {
+                    host_path: node.host_path.clone(),
+                    ..DeviceNode::at(&node.path)
+                })
                 .collect(),
-            net_devices: edits()
-                .flat_map(|edits| edits.net_devices.iter().flatten())
-                .map(interface)
+            net_devices: interfaces
+                .map(|found| NetDevice {
+                    host_interface: found.host_interface_name.clone(),
+                    container_interface: found
+                        .name
+                        .clone()
+                        .unwrap_or_else(|| found.host_interface_name.clone()),
+                })
                 .collect(),
         }
     }
@@ -175,12 +175,13 @@ impl Catalog {
     pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
         // no error: a directory that does not exist yet is another one
-        let same =
-            |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
-        let at = directories.iter().position(same).unwrap_or_else(|| {
-            directories.push(own.to_owned());
-            directories.len() - 1
-        });
+        let at = directories
+            .iter()
+            .position(|directory| directory.metadata().is_ok_and(|found| is_same(&found, own)))
+            .unwrap_or_else(|| {
+                directories.push(own.to_owned());
+                directories.len() - 1
+            });
         own.clone_into(&mut directories[at]);
         Self {
             directories,
@@ -260,7 +261,7 @@ impl Catalog {
             .for_each(|(entry, name)| state.put(directory, name, entry));
         state.seen.insert(
             directory,
-            Seen {
+            DirectoryRead {
                 stamp,
                 settled,
                 at,
@@ -270,7 +271,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Reads files of the daemon's directory again, whatever their stamps say. Blocks.
+    /// Reads files of the daemon's directory again, regardless of their stamps. Blocks.
     pub(super) fn touched(&self, names: &[String]) -> Touched {
         let _alone = self.reading.lock();
         let mut touched = Touched::default();
@@ -338,7 +339,7 @@ impl Catalog {
     /// Returns the other programs' files that collide with this daemon's devices, the first of each, by the last read.
     pub(super) fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
         let state = self.state.lock();
-        let collision = |device: &String| {
+        let collisions = qualified.iter().filter_map(|device| {
             // The daemon's directory overrides the directories before it.
             let mut files = state.devices.get(device)?.iter();
             let (directory, name) = files.find(|(directory, _)| *directory >= self.own)?;
@@ -346,8 +347,8 @@ impl Catalog {
                 device: device.clone(),
                 file: self.directories[*directory].join(name),
             })
-        };
-        qualified.iter().filter_map(collision).collect()
+        });
+        collisions.collect()
     }
 
     /// Returns the names that are in no file of other programs, by the last read.
@@ -365,15 +366,16 @@ impl Catalog {
         let state = self.state.lock();
         let files = state.devices.get(qualified).into_iter().flatten();
         let entries = files.filter_map(|file| state.files.get(file));
-        let of = |entry: &Entry| {
-            let named = entry
-                .devices
-                .iter()
-                .zip(&entry.given)
-                .filter(|(name, _)| *name == qualified);
-            named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
-        };
-        entries.flat_map(of).collect()
+        entries
+            .flat_map(|entry| {
+                let named = entry
+                    .devices
+                    .iter()
+                    .zip(&entry.given)
+                    .filter(|(name, _)| *name == qualified);
+                named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
@@ -404,6 +406,12 @@ impl Catalog {
     }
 
     /// Returns the specs of a directory that may belong to other programs.
+    fn is_known(&self, name: &str, entry: &std::fs::DirEntry) -> bool {
+        let known = self.known.lock();
+        let known = known.get(name);
+        known.is_some_and(|known| known.stamp.inode == entry.ino())
+    }
+
     fn list(&self, directory: usize) -> io::Result<BTreeMap<String, Stamp>> {
         let mut listed = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directories[directory])? {
@@ -411,13 +419,7 @@ impl Catalog {
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
-            let is_known = || {
-                self.known
-                    .lock()
-                    .get(&name)
-                    .is_some_and(|known| known.stamp.inode == entry.ino())
-            };
-            if !is_spec_name(&name) || (directory == self.own && is_known()) {
+            if !is_spec_name(&name) || (directory == self.own && self.is_known(&name, &entry)) {
                 continue;
             }
             // A file that was removed meanwhile does not count.
@@ -445,7 +447,6 @@ impl Catalog {
             });
         }
         let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
-        let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
         let given = names.devices.iter().map(|device| {
             Given::of(
                 names.container_edits.as_ref(),
@@ -453,7 +454,11 @@ impl Catalog {
             )
         });
         let (devices, given) = (
-            names.devices.iter().map(qualified).collect(),
+            names
+                .devices
+                .iter()
+                .map(|device| format!("{}={}", names.kind, device.name))
+                .collect(),
             given.collect(),
         );
         Ok(Entry {
@@ -465,7 +470,7 @@ impl Catalog {
     }
 }
 
-impl State {
+impl CatalogIndex {
     fn is_fresh(&self, directory: usize, now: Option<Stamp>) -> bool {
         let Some(seen) = self.seen.get(&directory).filter(|seen| seen.stamp == now) else {
             return false;
@@ -483,15 +488,11 @@ impl State {
     }
 
     fn changed(&self, directory: usize, listed: &BTreeMap<String, Stamp>) -> Vec<String> {
-        let is_same = |(name, stamp): &(&String, &Stamp)| {
+        let changed = listed.iter().filter(|(name, stamp)| {
             let known = self.files.get(&(directory, (*name).clone()));
-            known.is_some_and(|entry| entry.stamp == Some(**stamp))
-        };
-        listed
-            .iter()
-            .filter(|file| !is_same(file))
-            .map(|(name, _)| name.clone())
-            .collect()
+            known.is_none_or(|entry| entry.stamp != Some(**stamp))
+        });
+        changed.map(|(name, _)| name.clone()).collect()
     }
 
     fn keep_listed(&mut self, directory: usize, listed: &BTreeMap<String, Stamp>) {
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_came_before_a_read_began_needs_no_other() {
+    fn earlier_callers_share_one_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = catalog(directory.path(), &[]);
         let device = ["v/c=a".to_owned()];
@@ -584,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_failed_satisfies_no_caller() {
+    fn failed_read_satisfies_no_caller() {
         let directory = tempfile::tempdir().unwrap();
         let (own, other) = (directory.path().join("own"), directory.path().join("other"));
         std::fs::create_dir(&own).unwrap();
@@ -614,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_changes_are_no_reason_to_read_neither_meanwhile_nor_later() {
+    fn own_changes_cause_no_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         for name in ["a.json", "b.json"] {
@@ -628,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_others_that_comes_during_a_change_is_known_when_the_watch_reports_it() {
+    fn watch_finds_file_added_during_change() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];
@@ -649,8 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_changed_before_a_change_is_read_for_callers_meanwhile_and_at_its_end()
-     {
+    fn earlier_foreign_change_forces_a_read() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = read_at_rest(directory.path());
         let device = ["v/c=a".to_owned()];

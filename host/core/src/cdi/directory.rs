@@ -242,9 +242,10 @@ impl CdiDir {
     /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
-        let look = move || dir.directory().catalog.touched(&names);
         // no error: the daemon ends
-        tokio::task::spawn_blocking(look).await.unwrap_or_default()
+        tokio::task::spawn_blocking(move || dir.directory().catalog.touched(&names))
+            .await
+            .unwrap_or_default()
     }
 
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
@@ -262,7 +263,7 @@ impl CdiDir {
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
     pub async fn read(&self, name: &str) -> Result<Option<OurFile>, CdiError> {
         let (dir, name) = (self.clone(), name.to_owned());
-        let read = move || {
+        let read = tokio::task::spawn_blocking(move || {
             let directory = dir.directory();
             let path = directory.path.join(&name);
             match directory.read_ours(&path) {
@@ -270,10 +271,8 @@ impl CdiDir {
                 Err(error) => Err(CdiError::io("read", &path)(error)),
                 Ok(text) => Ok(text.map(|text| OurFile::new(name, &text))),
             }
-        };
-        tokio::task::spawn_blocking(read)
-            .await
-            .unwrap_or(Err(CdiError::Closed))
+        });
+        read.await.unwrap_or(Err(CdiError::Closed))
     }
 }
 
@@ -364,11 +363,10 @@ impl Directory {
     /// Gives this daemon's files the configured mode and group, and a temporary one, so that a group that the daemon cannot give is an error
     /// at the start.
     fn apply_access(&self) -> Result<(), CdiError> {
-        let refused = |error| CdiError::Access(Arc::new(error));
         let probe = self
             .write_temporary(b"")
             .map_err(CdiError::io("write to", &self.path))?;
-        self.access.apply(probe.as_file()).map_err(refused)?;
+        self.access.apply(probe.as_file()).map_err(access_refused)?;
         for entry in entries(&self.path)? {
             let path = entry.path();
             if !entry.file_name().to_str().is_some_and(is_spec_name) {
@@ -380,13 +378,17 @@ impl Directory {
             {
                 Ok(file) => file
                     .map_or(Ok(()), |file| self.access.apply(&file))
-                    .map_err(refused)?,
+                    .map_err(access_refused)?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(CdiError::io("read", &path)(error)),
             }
         }
         Ok(())
     }
+}
+
+fn access_refused(error: io::Error) -> CdiError {
+    CdiError::Access(Arc::new(error))
 }
 
 /// Returns the part of file names that distinguishes this daemon from others that write to the same directory.

@@ -31,20 +31,20 @@ pub struct Identity {
     pub boot_id: String,
     /// Pods that used the claim when the file was written.
     pub pods: Vec<ObjectRef>,
-    /// Whether a kubelet used the driver's part when the file was written, without its consumers.
+    /// Hold of a kubelet that used the driver's part when the file was written, without its consumers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
     /// One for each device of the spec, in its order.
     pub devices: Vec<IdentityDevice>,
     /// The allocation from this driver.
     pub allocated: Vec<AllocatedDevice>,
-    /// As in the record.
+    /// Metadata generation, as in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_generation: Option<u64>,
     /// The pod's own name for a claim from a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_claim_name: Option<String>,
-    /// As in the record, if they are more than the allocated devices.
+    /// Holds, as in the record, if they are more than the allocated devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Hold>,
 }
@@ -61,10 +61,10 @@ pub struct IdentityDevice {
     /// The device has edits in the spec only because a device must have some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_edits: bool,
-    /// As in the record.
+    /// Attributes, as in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<String>,
-    /// As in the record, for the metadata file.
+    /// Network data for the metadata file, as in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkData>,
 }

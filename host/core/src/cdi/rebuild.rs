@@ -45,14 +45,13 @@ pub fn rebuild(files: impl IntoIterator<Item = OurFile>) -> Rebuilt {
 }
 
 fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: DriverPart) {
-    let new = || {
+    let record = claims.entry(identity.claim.uid.clone()).or_insert_with(|| {
         ClaimRecord::new(
             identity.claim.clone(),
             ClaimState::Prepared,
             &identity.boot_id,
         )
-    };
-    let record = claims.entry(identity.claim.uid.clone()).or_insert_with(new);
+    });
     record
         .pods
         .extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));

@@ -57,18 +57,18 @@ pub fn cdi_devices<'a>(
         return Vec::new();
     };
     let names = device_names(&record.id.uid, prepared);
-    let qualified = |(device, name): (&'a nodedock_model::PreparedDevice, String)| {
-        let own = || vec![format!("{driver}/{CLASS}={name}")];
+    let qualified = prepared.devices.iter().zip(names).map(|(device, name)| {
+        let own = format!("{driver}/{CLASS}={name}");
         let names = match &device.access {
-            DeviceAccess::Edits(_) => own(),
+            DeviceAccess::Edits(_) => vec![own],
             DeviceAccess::CdiDevices(names) => names.clone(),
-            DeviceAccess::EditsAndCdiDevices(_, names) => [own(), names.clone()].concat(),
+            DeviceAccess::EditsAndCdiDevices(_, names) => [&[own], &names[..]].concat(),
             // They are in the answer, with the rest of it.
             DeviceAccess::Plugin(_) => Vec::new(),
         };
         (device, names)
-    };
-    prepared.devices.iter().zip(names).map(qualified).collect()
+    });
+    qualified.collect()
 }
 
 /// Returns the files of a claim: one for each driver that has prepared it by edits.
@@ -131,12 +131,11 @@ fn valid_spec(
             Err(error)
         };
     }
-    let refused = |source| RenderError::Refused {
+    validate(&spec).map_err(|source| RenderError::Refused {
         driver: driver.clone(),
         claim: claim.clone(),
         source,
-    };
-    validate(&spec).map_err(refused)?;
+    })?;
     Ok(Some(spec))
 }
 
@@ -148,15 +147,15 @@ fn prepared<'a>(record: &'a ClaimRecord, driver: &DriverName) -> Option<&'a Prep
 /// or another share). A device's name has no dot, so the names are unique.
 fn device_names(claim: &Uid, prepared: &PreparedClaim) -> Vec<String> {
     let mut seen: HashMap<&str, u32> = HashMap::new();
-    let name = |device: &str, nth: u32| match nth {
-        1 => format!("{claim}-{device}"),
-        nth => format!("{claim}-{device}.{nth}"),
-    };
+
     let mut names = Vec::with_capacity(prepared.devices.len());
     for device in &prepared.devices {
         let nth = seen.entry(device.device.as_str()).or_default();
         *nth += 1;
-        names.push(name(device.device.as_str(), *nth));
+        names.push(match *nth {
+            1 => format!("{claim}-{}", device.device),
+            nth => format!("{claim}-{}.{nth}", device.device),
+        });
     }
     names
 }
@@ -190,14 +189,13 @@ fn device_of(record: &ClaimRecord, name: String, edits: &Edits) -> Device {
 /// CDI libraries refuse a device without edits, so a device that needs none gets a variable that names the claim, with the same
 /// value for all devices of the claim.
 fn filler(record: &ClaimRecord) -> (String, String) {
-    let upper = |b: u8| {
-        if b.is_ascii_alphanumeric() {
-            b.to_ascii_uppercase() as char
-        } else {
-            '_'
-        }
-    };
-    let uid: String = record.id.uid.as_str().bytes().map(upper).collect();
+    let bytes = record.id.uid.as_str().bytes();
+    let uid: String = bytes
+        .map(|b| match b.is_ascii_alphanumeric() {
+            true => b.to_ascii_uppercase() as char,
+            false => '_',
+        })
+        .collect();
     (format!("NODEDOCK_CLAIM_{uid}"), record.id.to_string())
 }
 

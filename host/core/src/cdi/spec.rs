@@ -12,7 +12,7 @@ pub struct Spec {
     /// `vendor/class`.
     pub kind: String,
     pub devices: Vec<Device>,
-    /// For every container that uses any of the devices.
+    /// Edits for every container that uses any of the devices.
     #[serde(skip_serializing_if = "Edits::is_empty")]
     pub container_edits: Edits,
 }

@@ -14,7 +14,7 @@ pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
 pub(super) struct Known {
     pub(super) hash: u64,
     pub(super) stamp: Stamp,
-    /// Whether a later change certainly changes the stamp.
+    /// True if a later change certainly changes the stamp.
     pub(super) settled: bool,
 }
 
@@ -55,7 +55,7 @@ impl Stamp {
     }
 }
 
-/// Whether runtimes read a file of this name.
+/// Returns whether runtimes read a file of this name.
 pub(super) fn is_spec_name(name: &str) -> bool {
     name.ends_with(".yaml") || name.ends_with(".json")
 }

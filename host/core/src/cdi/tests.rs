@@ -107,7 +107,7 @@ fn spec(record: &ClaimRecord) -> Spec {
 }
 
 #[test]
-fn a_file_is_an_identity_and_a_line_of_json() {
+fn file_has_identity_and_json_line() {
     let mut prepared = one(Edits {
         device_nodes: vec![node("/dev/gpu0")],
         ..with_env("GPU", "0")
@@ -181,7 +181,7 @@ fn every_edit_has_its_field() {
 }
 
 #[test]
-fn devices_of_one_name_are_numbered_in_the_order_of_the_allocation() {
+fn duplicate_names_are_numbered_in_order() {
     let gpu = |pool, value| device(pool, "gpu-0", with_env("POOL", value));
     let record = claim(PreparedClaim {
         devices: vec![
@@ -204,7 +204,7 @@ fn devices_of_one_name_are_numbered_in_the_order_of_the_allocation() {
 }
 
 #[test]
-fn a_native_plugins_names_are_passed_through_and_have_no_file() {
+fn native_cdi_names_need_no_file() {
     let mut native = device("a", "gpu-0", Edits::default());
     native.access = DeviceAccess::CdiDevices(vec![
         "vendor.com/gpu=0".to_owned(),
@@ -223,7 +223,7 @@ fn a_native_plugins_names_are_passed_through_and_have_no_file() {
 }
 
 #[test]
-fn a_device_without_edits_says_whose_it_is() {
+fn device_without_edits_names_its_claim() {
     let record = claim_with_uid("6f1c-a.b", one(Edits::default()));
     assert_eq!(
         spec(&record).devices[0].container_edits.env,
@@ -235,7 +235,7 @@ fn a_device_without_edits_says_whose_it_is() {
 }
 
 #[test]
-fn edits_for_all_containers_need_a_device_and_parts_without_a_result_have_no_file() {
+fn claim_edits_without_device_are_refused() {
     let prepared = PreparedClaim {
         edits: with_env("A", "1"),
         ..PreparedClaim::default()
@@ -257,7 +257,7 @@ fn edits_for_all_containers_need_a_device_and_parts_without_a_result_have_no_fil
 }
 
 #[test]
-fn what_libraries_would_refuse_is_not_rendered() {
+fn invalid_spec_is_not_rendered() {
     let hook = nodedock_model::Hook {
         stage: "whenever".to_owned(),
         path: "/bin/true".to_owned(),

@@ -67,7 +67,7 @@ pub enum EditsError {
     NetDevice(String),
 }
 
-/// Refuses a spec that a CDI library would refuse, whatever its version.
+/// Refuses a spec that a CDI library would refuse, regardless of its version.
 pub fn validate(spec: &Spec) -> Result<(), SpecError> {
     check_kind(&spec.kind)?;
     check_edits(&spec.container_edits).map_err(|rule| at("the spec's edits", rule))?;

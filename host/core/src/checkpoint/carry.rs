@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_keeps_what_is_not_known_and_nothing_else() {
+    fn object_keeps_unknown_fields_only() {
         let stored = json!({"a": 1, "gone": {"x": 2}, "in": {"b": 1, "new": [1]}, "taken": 3});
         let known = json!({"a": 1, "gone": {}, "in": {"b": 1}});
         assert!(says_more(&stored, &known) && !says_more(&known, &known));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_a_list_keeps_it_while_it_is_the_same_wherever_it_stands() {
+    fn unchanged_list_entry_keeps_unknown_fields() {
         let stored = json!([{"k": 1, "x": "a"}, {"k": 2, "x": "b"}, {"k": 1, "x": "c"}, "text"]);
         let known = json!([{"k": 1}, {"k": 2}, {"k": 1}, "text"]);
         let new = json!([{"k": 3}, {"k": 1}, {"k": 2, "y": 0}, {"k": 1}]);

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
-use super::format::{META_PROBED, Stored, Table};
+use super::record::{self, Stored, Table};
 use super::upgrade::FormatStep;
 use nodedock_base::clock;
 use nodedock_base::failpoint::{self, Point};
@@ -21,6 +21,9 @@ use nodedock_model::Uid;
 
 /// SQLite's `application_id` of our files: `ndck`.
 pub(super) const APPLICATION_ID: u32 = u32::from_be_bytes(*b"ndck");
+
+/// Key in `meta` of the time when a commit without records tested the disk.
+pub(super) const META_PROBED: &str = "probed";
 
 /// Pages that the log may have before it is copied into the file: few enough that a start reads them in milliseconds.
 const LOG_PAGES_MAX: usize = 1000;
@@ -97,13 +100,13 @@ impl StoreError {
 
     /// Returns whether the file itself is damaged or another program's: opening it again would not help.
     pub(super) fn is_damage(&self) -> bool {
-        let is_medium =
-            |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
         match self.sqlite.sqlite_error_code() {
             Some(
                 ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::TypeMismatch,
             ) => true,
-            Some(ErrorCode::SystemIoFailure) => self.system.as_ref().is_none_or(is_medium),
+            Some(ErrorCode::SystemIoFailure) => self.system.as_ref().is_none_or(|error| {
+                error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+            }),
             // A table or a column that is not there.
             Some(ErrorCode::Unknown) => true,
             None => true,
@@ -127,7 +130,7 @@ pub(super) struct Write {
     pub(super) value: Option<String>,
 }
 
-/// Where a record is, and what a write of it must preserve.
+/// Row ID of a record, and the data that a write of it must preserve.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
     pub(super) id: i64,
@@ -152,7 +155,7 @@ pub(super) struct Database {
     log_pages: usize,
     /// The log, if it is a file of the system that stays allocated.
     log: Option<PathBuf>,
-    /// Whether the last commit failed: it may be in the log all the same, until another one is written over it.
+    /// True if the last commit failed: it may still be in the log, until another one is written over it.
     is_doubtful: bool,
     _lock: Option<File>,
 }
@@ -361,10 +364,11 @@ impl Database {
         let before = self.sqlite(|connection| {
             let mut query =
                 connection.prepare_cached("SELECT version, record FROM records WHERE id = ?1")?;
-            let found = |found: &rusqlite::Row<'_>| {
-                Ok((found.get(0)?, bytes(found.get_ref(1)?).to_owned()))
-            };
-            query.query_row([row.id], found).optional()
+            query
+                .query_row([row.id], |found| {
+                    Ok((found.get(0)?, bytes(found.get_ref(1)?).to_owned()))
+                })
+                .optional()
         })?;
         let Some((version, record)) = before else {
             return Ok(());
@@ -372,7 +376,7 @@ impl Database {
         match (row.keep, value) {
             (Keep::Nothing, _) | (Keep::Fields, None) => {}
             (Keep::Fields, Some(new)) => {
-                match super::format::carry_over(
+                match record::carry_over(
                     write.table,
                     Stored {
                         version,
@@ -471,16 +475,13 @@ impl Database {
                 .prepare("SELECT id, kind, key, version, checksum, record FROM records")?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
-                let text = |column| {
-                    Ok::<_, rusqlite::Error>(String::from_utf8_lossy(bytes(row.get_ref(column)?)))
-                };
-                let number =
-                    |column| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_i64().unwrap_or(-1));
                 let stored = Stored {
-                    version: number(3)?,
+                    version: number(row, 3)?,
                     record: bytes(row.get_ref(5)?),
                 };
-                each(number(0)?, &text(1)?, &text(2)?, stored, number(4)?);
+                let [kind, key] = [row.get_ref(1)?, row.get_ref(2)?]
+                    .map(|text| String::from_utf8_lossy(bytes(text)));
+                each(number(row, 0)?, &kind, &key, stored, number(row, 4)?);
             }
             Ok(())
         })
@@ -533,10 +534,11 @@ impl Database {
     fn wal_checkpoint(&self, mode: &str) -> Result<bool, StoreError> {
         let statement = format!("PRAGMA wal_checkpoint({mode})");
         // Whether another connection was in the way, the pages in the log, and those that are copied.
-        let is_whole = |row: &rusqlite::Row<'_>| {
-            Ok(row.get::<_, i64>(0)? == 0 && row.get::<_, i64>(1)? == row.get::<_, i64>(2)?)
-        };
-        self.sqlite(|connection| connection.query_row(&statement, [], is_whole))
+        self.sqlite(|connection| {
+            connection.query_row(&statement, [], |row| {
+                Ok(row.get::<_, i64>(0)? == 0 && row.get::<_, i64>(1)? == row.get::<_, i64>(2)?)
+            })
+        })
     }
 
     /// Copies the log into the file, empties it, and closes both. After an error the next open does the same.
@@ -548,13 +550,8 @@ impl Database {
             return Ok(());
         }
         // The copy is synced. With its header the log would be copied once more.
-        let empty = || {
-            OpenOptions::new()
-                .write(true)
-                .open(log)?
-                .write_all_at(&[0; LOG_HEADER], 0)
-        };
-        if let Err(error) = empty() {
+        let opened = OpenOptions::new().write(true).open(log);
+        if let Err(error) = opened.and_then(|log| log.write_all_at(&[0; LOG_HEADER], 0)) {
             tracing::warn!(%error, "the checkpoint is closed with a log, which the next start reads");
         }
         Ok(())
@@ -598,4 +595,8 @@ impl Drop for Database {
     fn drop(&mut self) {
         self.roll_back();
     }
+}
+
+fn number(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<i64> {
+    Ok(row.get_ref(column)?.as_i64().unwrap_or(-1))
 }

@@ -67,24 +67,17 @@ pub(super) fn open(
     path: &Path,
     upgrades: &Upgrades,
 ) -> Result<(Database, Dump, Option<SetAside>), OpenError> {
-    let io = |doing| {
-        move |source| OpenError::Io {
-            path: path.to_owned(),
-            doing,
-            source,
-        }
-    };
     let directory = directory_of(path);
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(directory)
-        .map_err(io("make the directory of"))?;
-    let directory = File::open(directory).map_err(io("open the directory of"))?;
+        .map_err(failed(path, "make the directory of"))?;
+    let directory = File::open(directory).map_err(failed(path, "open the directory of"))?;
     rustix::fs::flock(&directory, FlockOperation::LockExclusive)
-        .map_err(|error| io("lock the directory of")(error.into()))?;
+        .map_err(|error| failed(path, "lock the directory of")(error.into()))?;
     let mut aside = None;
-    if is_missing(path).map_err(io("look for"))? {
+    if is_missing(path).map_err(failed(path, "look for"))? {
         make(path, &directory)?;
     }
     let opened = match open_existing(path, upgrades)? {
@@ -100,6 +93,14 @@ pub(super) fn open(
     };
     let (database, dump) = opened.map_err(|error| error.into_open_error(path))?;
     Ok((database, dump, aside))
+}
+
+fn failed(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Io {
+        path: path.to_owned(),
+        doing,
+        source,
+    }
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -126,47 +127,49 @@ fn open_existing(
     path: &Path,
     upgrades: &Upgrades,
 ) -> Result<Result<(Database, Dump), LoadError>, OpenError> {
-    let io = |doing| {
-        move |source| OpenError::Io {
-            path: path.to_owned(),
-            doing,
-            source,
-        }
-    };
     // The lock is held beside SQLite's own, which any close of this file by the same process would end (fcntl(2)).
     let lock = OpenOptions::new()
         .read(true)
         .write(true)
         .open(path)
-        .map_err(io("open"))?;
+        .map_err(failed(path, "open"))?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::InUse(path.to_owned())),
-        Err(error) => return Err(io("lock")(error.into())),
+        Err(error) => return Err(failed(path, "lock")(error.into())),
     }
-    if let Err(reason) = check_header(&lock).map_err(io("read"))? {
+    if let Err(reason) = check_header(&lock).map_err(failed(path, "read"))? {
         return Ok(Err(LoadError::Foreign(reason)));
     }
     let log = log_of(path);
-    let (has_log, had_file) = (is_log_filled(&log), log.try_exists().map_err(io("read"))?);
+    let (has_log, had_file) = (
+        is_log_filled(&log),
+        log.try_exists().map_err(failed(path, "read"))?,
+    );
     if let Err(error) = allocate(&log) {
         // Commits need less, and report it.
         tracing::debug!(%error, "the log of the checkpoint is not allocated");
     }
-    let load = || {
-        let mut database = Database::open(path, None, Some((lock, log.clone())))?;
-        if has_log {
-            database.check()?.map_err(LoadError::Foreign)?;
-            database.has_log();
-        }
-        let dump = load(&mut database, upgrades)?;
-        Ok((database, dump))
-    };
-    let opened = load();
+    let opened = open_locked(path, (lock, log.clone()), has_log, upgrades);
     if opened.is_err() && !had_file {
         std::fs::remove_file(&log).ok();
     }
     Ok(opened)
+}
+
+fn open_locked(
+    path: &Path,
+    (lock, log): (File, PathBuf),
+    has_log: bool,
+    upgrades: &Upgrades,
+) -> Result<(Database, Dump), LoadError> {
+    let mut database = Database::open(path, None, Some((lock, log)))?;
+    if has_log {
+        database.check()?.map_err(LoadError::Foreign)?;
+        database.has_log();
+    }
+    let dump = load(&mut database, upgrades)?;
+    Ok((database, dump))
 }
 
 /// Gives the log of a checkpoint its usual size, with zeros after what it has.

@@ -2,19 +2,18 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::database::{Database, Keep, Row, Rows, StoreError, Write};
-use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
-use super::{Change, CommitError, carry};
-use nodedock_base::{clock, worded};
+use super::record::{Stored, Table, decode, says_more, value_of};
+use super::upgrade::{self, RecordStep, Upgrades};
+use super::{Change, CommitError};
+use nodedock_base::clock;
 use nodedock_model::{
     AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameError,
     NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
@@ -22,71 +21,10 @@ use nodedock_model::{
 
 /// Version of the tables and of the meaning of their keys.
 pub const FORMAT_VERSION: u32 = 1;
-/// Version of the JSON of a record.
-pub(super) const RECORD_VERSION: u8 = 1;
-
 pub(super) const META_FORMAT: &str = "format";
 pub(super) const META_WRITTEN_BY: &str = "written-by";
 pub(super) const META_CREATED: &str = "created";
-pub(super) const META_PROBED: &str = "probed";
 pub(super) const META_RECOVERED: &str = "recovered";
-
-worded! {
-    /// A kind of records. A release that does not know a kind leaves its records unchanged.
-    #[derive(Serialize)]
-    #[serde(rename_all = "kebab-case")]
-    Table {
-        Claims = "claims",
-        Pods = "pods",
-        Released = "released",
-        Values = "values",
-        Objects = "objects",
-        Names = "names",
-        Machine = "machine",
-        Adapters = "adapters",
-        Mechanisms = "mechanisms",
-        DriverOffers = "driver-offers",
-        ResourceOffers = "resource-offers",
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A record in the file: the version and the bytes of its JSON.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Stored<'a> {
-    pub(super) version: i64,
-    pub(super) record: &'a [u8],
-}
-
-impl<'a> Stored<'a> {
-    pub(super) fn of_this_release(json: &'a str) -> Self {
-        Self {
-            version: RECORD_VERSION.into(),
-            record: json.as_bytes(),
-        }
-    }
-
-    /// CRC-32 of a record with its place: what SQLite does not check.
-    pub(super) fn checksum(self, kind: &str, key: &str) -> i64 {
-        let mut crc = crc32fast::Hasher::new();
-        for part in [
-            kind.as_bytes(),
-            &[0],
-            key.as_bytes(),
-            &[0],
-            &self.version.to_be_bytes(),
-            self.record,
-        ] {
-            crc.update(part);
-        }
-        crc.finalize().into()
-    }
-}
 
 /// An unreadable record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -107,7 +45,7 @@ pub struct Meta {
     pub written_by: String,
     /// RFC 3339.
     pub created: String,
-    /// Whether a start has recovered what there was to recover.
+    /// True if a start has recovered everything that there was to recover.
     #[serde(skip)]
     pub(super) is_recovered: bool,
 }
@@ -116,29 +54,29 @@ pub struct Meta {
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Dump {
     pub meta: Meta,
-    /// By UID, ascending.
+    /// Claims by UID, ascending.
     pub claims: Vec<ClaimRecord>,
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
-    /// Of the local API.
+    /// Objects of the local API.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ApiObject>,
-    /// Of drivers and extended resources, with the sources that they belong to.
+    /// Names of drivers and extended resources, with the sources to which they belong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<NameRecord>,
     /// The name of this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeRecord>,
-    /// Of device plugins, by resource.
+    /// Adapters of device plugins, by resource.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<AdapterRecord>,
     /// `None`: no slices of pools with an extended-resource name were ever written, or the record is unreadable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mechanisms: Option<MechanismsRecord>,
-    /// What the kubelet was offered last.
+    /// Drivers that were offered to the kubelet last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub driver_offers: Vec<DriverOffer>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -196,12 +134,12 @@ pub(super) enum LoadError {
         found: u32,
         written_by: String,
     },
-    /// Of a format without an upgrade.
+    /// The file has a format without an upgrade.
     Older {
         found: u32,
         written_by: String,
     },
-    /// Of another program, or damaged.
+    /// The file belongs to another program, or is damaged.
     Foreign(String),
     Store(StoreError),
 }
@@ -265,80 +203,6 @@ fn delete(table: Table, key: Uid) -> Write {
     }
 }
 
-pub(super) fn value_of(record: &impl Serialize) -> Result<String, serde_json::Error> {
-    serde_json::to_string(record)
-}
-
-/// Parses a record, or returns the reason as text. A field whose name is not a text is invalid JSON, although a reader that skips the
-/// field does not notice: it may be a damaged known field.
-pub(super) fn decode<R: DeserializeOwned>(
-    stored: Stored<'_>,
-    steps: &[(u8, RecordStep)],
-) -> Result<R, String> {
-    let read = if stored.version == i64::from(RECORD_VERSION) {
-        serde_json::from_str(std::str::from_utf8(stored.record).map_err(|error| error.to_string())?)
-    } else {
-        serde_json::from_value(json_of(stored, steps)?)
-    };
-    read.map_err(|error| error.to_string())
-}
-
-/// Returns a record's JSON in this release's version.
-fn json_of(stored: Stored<'_>, steps: &[(u8, RecordStep)]) -> Result<Value, String> {
-    let version = u8::try_from(stored.version)
-        .ok()
-        .filter(|version| *version <= RECORD_VERSION);
-    let path = version
-        .and_then(|version| upgrade::path(steps, version, RECORD_VERSION))
-        .ok_or_else(|| {
-            let version = stored.version;
-            format!("the record has version {version}, and this release knows {RECORD_VERSION}")
-        })?;
-    let json = serde_json::from_slice(stored.record).map_err(|error| error.to_string())?;
-    path.into_iter().try_fold(json, |json, step| step(json))
-}
-
-/// Returns whether a stored record has fields that the one that was read lacks.
-fn says_more(stored: Stored<'_>, record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
-    let says_more = || -> Option<bool> {
-        if value_of(record).ok()?.as_bytes() == stored.record {
-            return Some(false);
-        }
-        Some(carry::says_more(
-            &json_of(stored, steps).ok()?,
-            &serde_json::to_value(record).ok()?,
-        ))
-    };
-    says_more().unwrap_or(false)
-}
-
-/// Returns a new record with the unknown fields of the stored one.
-pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<String, String> {
-    let words = |error: serde_json::Error| error.to_string();
-    let stored = json_of(before, UPGRADES.records)?;
-    let known = match table {
-        Table::Claims => as_known::<ClaimRecord>(&stored),
-        Table::Pods => as_known::<PodRecord>(&stored),
-        Table::Released => as_known::<ReleaseRecord>(&stored),
-        Table::Values => as_known::<ClaimValues>(&stored),
-        Table::Objects => as_known::<ApiObject>(&stored),
-        Table::Names => as_known::<NameRecord>(&stored),
-        Table::Machine => as_known::<NodeRecord>(&stored),
-        Table::Adapters => as_known::<AdapterRecord>(&stored),
-        Table::Mechanisms => as_known::<MechanismsRecord>(&stored),
-        Table::DriverOffers => as_known::<DriverOffer>(&stored),
-        Table::ResourceOffers => as_known::<ResourceOffer>(&stored),
-    };
-    let mut new = json_of(Stored::of_this_release(new), &[])?;
-    carry::carry_over(&stored, &known.map_err(words)?, &mut new);
-    value_of(&new).map_err(words)
-}
-
-/// Returns a record as this release writes it after reading it.
-fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Result<Value> {
-    serde_json::to_value(R::deserialize(stored)?)
-}
-
 /// Reads everything, and notes where each record is and what a write of it must preserve.
 pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Result<Dump, LoadError> {
     let meta = load_meta(database)?;
@@ -356,7 +220,7 @@ pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Resul
         let mut parsing = VecDeque::with_capacity(parallel);
         let mut batch = Vec::new();
         database.each_record(|id, kind, key, stored, checksum| {
-            // A kind that a newer release has added is left alone.
+            // Records of a kind that a newer release has added stay unchanged.
             let Some(table) = Table::ALL
                 .iter()
                 .copied()
@@ -565,7 +429,7 @@ fn parse_as<R: DeserializeOwned + Serialize>(
     Ok((of_table(record), keep))
 }
 
-/// What a load has read so far.
+/// Rows and records that a load has read so far.
 struct Loading {
     rows: Rows,
     dump: Dump,

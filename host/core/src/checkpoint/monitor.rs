@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_are_a_condition_and_probed_ever_more_seldom_until_one_succeeds() {
+    async fn failures_are_probed_with_growing_delays() {
         let mut scene = Scene::new();
         scene.fail(io::ErrorKind::StorageFull);
         assert_eq!(scene.reported().await, "checkpoint-disk-full");
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_commit_that_does_not_end_is_a_condition_until_it_does() {
+    async fn slow_commit_sets_condition_until_finished() {
         let mut scene = Scene::new();
         // The monitor waits for the first begin, and ignores fast commits.
         for _ in 0..3 {

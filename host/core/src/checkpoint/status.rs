@@ -13,7 +13,7 @@ use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::batches::release_woken;
 use nodedock_base::{clock, error};
 
-/// Whether the checkpoint accepts writes.
+/// Health of the checkpoint: whether it accepts writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
     /// Error of the last commit; `None`: it succeeded.
@@ -66,7 +66,7 @@ pub(super) struct Now {
     pub(super) failure: Option<(CommitError, u64)>,
     /// Start of the current commit.
     pub(super) under_way: Option<Instant>,
-    /// Whether the monitor waits for the next begin.
+    /// True if the monitor waits for the start of the next commit.
     wants_beginning: bool,
 }
 

@@ -47,7 +47,7 @@ impl StoredRecord for ResourceOffer {
 pub struct StoredRecords<K, R> {
     checkpoint: Checkpoint,
     records: BTreeMap<K, R>,
-    /// What the last commit was to put or delete, unless it succeeded: its caller may have gone before it was durable.
+    /// Records that the last commit was to put or delete, unless it succeeded: its caller may have been cancelled before it was durable.
     in_doubt: BTreeMap<K, R>,
 }
 
@@ -73,12 +73,11 @@ impl<K: Ord + Clone, R: StoredRecord> StoredRecords<K, R> {
     /// Makes the records durable, all of them or none: puts those that differ, and deletes those that are missing. Without a difference
     /// nothing is written.
     pub async fn save(&mut self, now: &BTreeMap<K, R>) -> Result<(), CommitError> {
-        let is_known = |key: &K, record: &R| {
-            !self.in_doubt.contains_key(key) && self.records.get(key) == Some(record)
-        };
         let changed: Vec<_> = now
             .iter()
-            .filter(|(key, record)| !is_known(key, record))
+            .filter(|(key, record)| {
+                self.in_doubt.contains_key(*key) || self.records.get(*key) != Some(*record)
+            })
             .map(|(key, record)| (key.clone(), record.clone()))
             .collect();
         let gone: Vec<_> = self

@@ -3,7 +3,7 @@ use std::io;
 use std::path::PathBuf;
 
 use self::disk::{Disk, Image, Name, Op, VFS, coin, cut};
-use super::format::Stored;
+use super::record::Stored;
 use super::*;
 use nodedock_base::batches::{Entered, Leader, Serve as _};
 use nodedock_model::{
@@ -176,7 +176,7 @@ fn prepared_claim(n: usize) -> ClaimRecord {
 }
 
 #[tokio::test]
-async fn records_come_back_as_they_were_put() {
+async fn records_survive_close_and_open() {
     let home = Home::new();
     let opened = home.open();
     assert!(
@@ -210,7 +210,7 @@ async fn records_come_back_as_they_were_put() {
 }
 
 #[tokio::test]
-async fn an_owner_of_records_writes_only_what_differs() {
+async fn only_changed_records_are_written() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let offer = |name: &str, registered| {
@@ -242,7 +242,7 @@ async fn an_owner_of_records_writes_only_what_differs() {
 
 /// The caller of an RPC went away during the commit, which was durable all the same.
 #[tokio::test]
-async fn a_save_without_its_caller_is_repeated() {
+async fn cancelled_save_is_repeated() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let name = DriverName::new("a").unwrap();
@@ -273,7 +273,7 @@ async fn a_save_without_its_caller_is_repeated() {
 
 /// Records of a megabyte each.
 #[tokio::test]
-async fn the_log_is_copied_after_large_records() {
+async fn log_is_copied_after_large_records() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     for round in 0..40 {
@@ -289,7 +289,7 @@ async fn the_log_is_copied_after_large_records() {
 }
 
 #[tokio::test]
-async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_directory() {
+async fn file_is_readable_by_owner_only() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     let opened = home.open();
@@ -302,7 +302,7 @@ async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_director
 }
 
 #[tokio::test]
-async fn deleting_what_is_not_there_and_committing_nothing_succeed() {
+async fn deleting_absent_records_succeeds() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     checkpoint
@@ -334,7 +334,7 @@ async fn requests_that_wait_share_a_commit() {
 }
 
 #[tokio::test]
-async fn a_second_opener_is_refused_with_the_path() {
+async fn second_open_is_refused_with_path() {
     let home = Home::new();
     let first = home.open();
     let error = open(&home.path()).err().unwrap();
@@ -348,7 +348,7 @@ async fn a_second_opener_is_refused_with_the_path() {
 }
 
 #[tokio::test]
-async fn a_closed_checkpoint_refuses_and_closes_again() {
+async fn closed_checkpoint_refuses_commits() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let other = checkpoint.clone();
@@ -361,7 +361,7 @@ async fn a_closed_checkpoint_refuses_and_closes_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
+async fn commit_during_close_is_refused() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let close = || {
@@ -378,7 +378,7 @@ async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_for_a_close_are_refused() {
+async fn commit_queued_behind_close_is_refused() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let first = leader(&checkpoint, vec![put(1)]);
@@ -393,7 +393,7 @@ async fn requests_that_wait_for_a_close_are_refused() {
 }
 
 #[tokio::test]
-async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
+async fn commit_of_cancelled_caller_is_durable() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let first = leader(&checkpoint, vec![put(1)]);
@@ -407,7 +407,7 @@ async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
 }
 
 #[tokio::test]
-async fn the_log_is_copied_into_the_file_before_it_grows_long() {
+async fn log_length_stays_bounded() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     let log = file::log_of(&home.path());
@@ -458,7 +458,7 @@ async fn write_the_fixture() {
 }
 
 #[tokio::test]
-async fn a_running_daemons_file_is_dumped_and_verified_without_a_change() {
+async fn reading_an_open_file_changes_nothing() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     checkpoint
@@ -544,7 +544,7 @@ async fn verify_counts_every_kind_of_record() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_is_read_whole_while_commits_run() {
+async fn file_is_readable_during_commits() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     checkpoint

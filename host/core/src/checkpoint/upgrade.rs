@@ -27,11 +27,12 @@ pub(super) fn path<V: Copy + Ord + Into<u64>, S: Copy>(
     from: V,
     to: V,
 ) -> Option<Vec<S>> {
-    let step = |version| {
-        steps
-            .iter()
-            .find(|(at, _)| Into::<u64>::into(*at) == version)
-            .map(|(_, step)| *step)
-    };
-    (from.into()..to.into()).map(step).collect()
+    (from.into()..to.into())
+        .map(|version| {
+            steps
+                .iter()
+                .find(|(at, _)| Into::<u64>::into(*at) == version)
+                .map(|(_, step)| *step)
+        })
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! What carries out requests to the checkpoint: those that wait together are one commit. After each commit it reports to the status.
+//! Executes requests to the checkpoint: those that wait together are one commit. After each commit it reports to the status.
 
 use std::mem;
 use std::sync::Arc;
@@ -7,8 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::CommitError;
-use super::database::{Database, StoreError, Write};
-use super::format::META_PROBED;
+use super::database::{Database, META_PROBED, StoreError, Write};
 use super::status::Status;
 use nodedock_base::batches::Serve;
 use nodedock_base::error::chain;
@@ -23,7 +22,7 @@ pub(super) struct Writer {
 }
 
 pub(super) enum Work {
-    /// Without writes, a test whether the disk accepts writes.
+    /// Commits writes; without writes, tests whether the disk accepts writes.
     Commit(Vec<Write>),
     /// Only a response.
     Ask,

@@ -47,7 +47,7 @@ impl MetadataDir {
             }
             opened => opened?,
         };
-        // Whatever the umask is: in containers, programs of any user read the files.
+        // Independent of the umask: in containers, programs of any user read the files.
         self.access.apply_to_directory(&File::open(&self.path)?)?;
         std::fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
         in_place.set_permissions(Permissions::from_mode(0o644))?;

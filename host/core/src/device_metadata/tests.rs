@@ -130,7 +130,7 @@ fn stream(record: &ClaimRecord, settings: &MetadataSettings) -> Vec<serde_json::
 }
 
 #[test]
-fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
+fn file_has_every_version_and_type() {
     let record = prepared_record(intent(&["gpu/0"]));
     let objects = stream(&record, &settings(Path::new(ON_NODE)));
     let versions: Vec<_> = objects
@@ -161,7 +161,7 @@ fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
 }
 
 #[test]
-fn a_claim_from_a_template_is_found_by_the_pods_own_name_for_it() {
+fn template_claim_uses_pod_claim_name() {
     let mut record = intent(&["gpu/0"]);
     record
         .annotations
@@ -177,7 +177,7 @@ fn a_claim_from_a_template_is_found_by_the_pods_own_name_for_it() {
 }
 
 #[test]
-fn a_request_has_one_file_and_one_mount_for_its_devices_and_keeps_its_subrequest() {
+fn each_request_has_one_file() {
     let mut record = intent(&["gpu/0", "gpu/1", "gpu/2"]);
     for (device, request) in
         record
@@ -212,7 +212,7 @@ fn a_request_has_one_file_and_one_mount_for_its_devices_and_keeps_its_subrequest
 }
 
 #[test]
-fn a_driver_adds_attributes_and_network_data() {
+fn driver_adds_attributes_and_network_data() {
     let record = intent(&["gpu/0"]);
     let mut result = result(&record);
     let network = NetworkData {
@@ -256,7 +256,7 @@ fn a_driver_adds_attributes_and_network_data() {
 }
 
 #[test]
-fn pools_have_the_names_of_the_api() {
+fn pools_have_api_names() {
     let record = prepared_record(intent(&["gpu/0"]));
     let objects = stream(&record, &settings(Path::new(ON_NODE)));
     assert_eq!(
@@ -276,7 +276,7 @@ fn each_prepare_is_a_generation() {
 }
 
 #[test]
-fn names_that_would_leave_the_directory_are_refused() {
+fn names_escaping_the_directory_are_refused() {
     for name in ["../../etc", "a/b", "", "A", &"a".repeat(64)] {
         let mut record = intent(&["gpu/0"]);
         record
@@ -305,7 +305,7 @@ fn names_that_would_leave_the_directory_are_refused() {
 }
 
 #[test]
-fn more_attributes_than_the_api_has_are_refused() {
+fn excess_attributes_are_refused() {
     let record = intent(&["gpu/0"]);
     let mut result = result(&record);
     let many: Vec<_> = (0..25).map(|n| format!("a{n}")).collect();
@@ -325,7 +325,7 @@ fn more_attributes_than_the_api_has_are_refused() {
 }
 
 #[test]
-fn a_plugins_devices_and_a_disabled_host_have_no_files() {
+fn native_plugins_have_no_metadata_files() {
     let record = intent(&["gpu/0"]);
     let mut native = result(&record);
     native.devices[0].access = DeviceAccess::CdiDevices(vec!["v/c=d".to_owned()]);
@@ -356,7 +356,7 @@ fn a_plugins_devices_and_a_disabled_host_have_no_files() {
 }
 
 #[test]
-fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
+fn file_is_rewritten_in_place() {
     let directory = tempfile::tempdir().unwrap();
     let metadata = MetadataDir::new(&directory.path().join("metadata"), FileAccess::default());
     assert_eq!(metadata.list().unwrap(), []);
@@ -383,7 +383,7 @@ fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
 }
 
 #[test]
-fn users_that_may_not_read_cdi_files_enter_no_directory_of_metadata() {
+fn metadata_directory_mode_follows_cdi_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metadata");
     let (name, of_claim) = (
@@ -410,7 +410,7 @@ fn users_that_may_not_read_cdi_files_enter_no_directory_of_metadata() {
 }
 
 #[test]
-fn what_is_in_place_of_a_file_is_replaced_and_no_link_followed() {
+fn obstacle_at_file_path_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let metadata = MetadataDir::new(directory.path(), FileAccess::default());
     let victim = directory.path().join("victim");

@@ -31,12 +31,13 @@ pub struct Quarantined {
 impl Quarantined {
     fn new(driver: &DriverName, period: &QuarantinePeriod) -> Self {
         let (now, now_ms) = (Instant::now(), now_ms());
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             driver: driver.clone(),
             period: period.clone(),
-            since_ms: now_ms.saturating_sub(ms(now.saturating_duration_since(period.since))),
-            until_ms: now_ms.saturating_add(ms(period.until.saturating_duration_since(now))),
+            since_ms: now_ms
+                .saturating_sub(milliseconds(now.saturating_duration_since(period.since))),
+            until_ms: now_ms
+                .saturating_add(milliseconds(period.until.saturating_duration_since(now))),
         }
     }
 
@@ -68,6 +69,10 @@ impl Quarantined {
     }
 }
 
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// One driver's call history.
 pub struct Containment {
     /// None until the driver has described itself: such a driver is called once.
@@ -80,7 +85,7 @@ pub struct Containment {
 #[derive(Default)]
 struct History {
     quarantine: Quarantine,
-    /// Until when a function counts as slow.
+    /// Time until which each function counts as slow.
     slow_until: [Option<Instant>; Operation::ALL.len()],
     calls: u64,
 }
@@ -137,12 +142,11 @@ impl Containment {
         }
     }
 
-    /// Whether a call of the function is limited to the permits of slow and failing drivers.
+    /// Returns whether a call of the function is limited to the permits of slow and failing drivers.
     pub fn is_slow(&self, operation: Operation) -> bool {
         let history = self.history.lock();
-        let is_slow = |until: Instant| Instant::now() < until;
         history.quarantine.failures() > 0
-            || history.slow_until[operation as usize].is_some_and(is_slow)
+            || history.slow_until[operation as usize].is_some_and(|until| Instant::now() < until)
     }
 
     pub fn was_slow(&self, operation: Operation) {
@@ -163,7 +167,7 @@ impl Containment {
     }
 }
 
-/// How a call ended, as far as it says something about the driver.
+/// Result of a call, as far as it says something about the driver.
 pub enum CallResult {
     Succeeded,
     Failed(String),
@@ -194,10 +198,13 @@ impl AdmittedCall {
             CallResult::Unknown => history.quarantine.cancelled(admission),
             CallResult::Failed(why) => {
                 let chance = self.containment.chance.hash_one(history.calls);
-                let why = || format!("{}: {why}", operation.as_str());
-                history
-                    .quarantine
-                    .failed(admission, operation, why, Instant::now(), chance);
+                history.quarantine.failed(
+                    admission,
+                    operation,
+                    || format!("{}: {why}", operation.as_str()),
+                    Instant::now(),
+                    chance,
+                );
             }
         }
         self.containment.show(&history);

@@ -52,9 +52,12 @@ fn moved(node: &DeviceNode, hardware: &Hardware) -> Option<Moved> {
 }
 
 fn is_same(node: &DeviceNode, kind: NodeKind, found: NodeNumbers) -> bool {
-    let is = |number: Option<u32>, now: u32| number.is_none_or(|number| number == now);
-    let same = is(node.major, found.major) && is(node.minor, found.minor);
+    let same = is_number(node.major, found.major) && is_number(node.minor, found.minor);
     found.kind == kind && (kind == NodeKind::Fifo || same)
+}
+
+fn is_number(number: Option<u32>, now: u32) -> bool {
+    number.is_none_or(|number| number == now)
 }
 
 fn words_of(found: Option<NodeNumbers>) -> String {
@@ -65,15 +68,17 @@ fn words_of(found: Option<NodeNumbers>) -> String {
 }
 
 fn words(kind: Option<NodeKind>, major: Option<u32>, minor: Option<u32>) -> String {
-    let number =
-        |number: Option<u32>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
-    let numbers = format!("{}:{}", number(major), number(minor));
+    let numbers = format!("{}:{}", shown(major), shown(minor));
     match kind {
         Some(NodeKind::Character) => format!("character device {numbers}"),
         Some(NodeKind::Block) => format!("block device {numbers}"),
         Some(NodeKind::Fifo) => "a pipe".to_owned(),
         None => "no device node".to_owned(),
     }
+}
+
+fn shown(number: Option<u32>) -> String {
+    number.map_or_else(|| "?".to_owned(), |number| number.to_string())
 }
 
 #[cfg(test)]
@@ -109,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_the_same_kind_and_number_is_where_it_was() {
+    fn only_changed_nodes_count_as_moved() {
         let character = Some(NodeKind::Character);
         assert!(!have_moved(&PreparedClaim::default()));
         assert!(!have_moved(&node("/dev/null", character, Some((1, 3)))));

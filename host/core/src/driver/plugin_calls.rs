@@ -47,16 +47,16 @@ pub fn remaining(request_id: &Arc<str>, until: Instant) -> Call {
     }
 }
 
-/// Ends a call at its deadline, whatever the plugin does.
+/// Ends a call at its deadline, regardless of the plugin's behavior.
 pub async fn within<T>(
     until: Instant,
     resource: &ExtendedResource,
     what: &str,
     call: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
-    let late = |_| {
+    let Ok(answer) = timeout_at(until, call).await else {
         let message = format!("the device plugin of {resource} did not answer in time ({what})");
-        Err(Problem::unavailable(ProblemCode::DriverDeadline, message))
+        return Err(Problem::unavailable(ProblemCode::DriverDeadline, message));
     };
-    timeout_at(until, call).await.unwrap_or_else(late)
+    answer
 }

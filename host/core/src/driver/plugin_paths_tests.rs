@@ -6,7 +6,7 @@ use std::path::Path;
 use super::*;
 use nodedock_model::AllocationMount;
 
-/// A recorded machine, on which a file stands for a device node.
+/// Recorded machine, on which a regular file represents a device node.
 struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -113,7 +113,7 @@ fn links_lead_to_their_device_nodes() {
 }
 
 #[test]
-fn a_directory_is_all_device_nodes_below_it_as_for_a_runtime() {
+fn directory_expands_to_device_nodes() {
     let machine = Machine::new(&[
         ("dev/snd/controlC0", "character 116:0"),
         ("dev/snd/by/deep/pcmC0D0p", "character 116:16"),
@@ -149,7 +149,7 @@ fn a_directory_is_all_device_nodes_below_it_as_for_a_runtime() {
 }
 
 #[test]
-fn a_pipe_is_a_node_by_its_own_path_only() {
+fn pipe_needs_its_own_path() {
     let machine = Machine::new(&[("dev/d/node", "character 1:3")]);
     let made = std::process::Command::new("mkfifo")
         .arg(machine.at("dev/d/pipe"))
@@ -167,7 +167,7 @@ fn a_pipe_is_a_node_by_its_own_path_only() {
 }
 
 #[test]
-fn what_is_no_device_node_is_refused_with_its_path() {
+fn non_device_path_is_refused() {
     use ProblemCode::{AllocationNodeInvalid, AllocationPathMissing};
     let machine = Machine::new(&[("etc/hostname", "a"), ("dev/links/file", "no node")]);
     machine.directory("dev/empty");
@@ -227,7 +227,7 @@ fn what_is_no_device_node_is_refused_with_its_path() {
 }
 
 #[test]
-fn a_mount_may_be_a_link_and_must_lead_somewhere() {
+fn linked_mount_source_must_exist() {
     let machine = Machine::new(&[("etc/hostname", "a")]);
     machine.link("lib/current", "/etc");
     machine.link("lib/loop", "loop");
@@ -253,7 +253,7 @@ fn a_mount_may_be_a_link_and_must_lead_somewhere() {
 }
 
 #[test]
-fn a_node_that_is_named_twice_is_one_and_two_at_one_path_are_refused() {
+fn duplicate_nodes_merge_and_conflicts_fail() {
     let machine = Machine::new(&[
         ("dev/dri/card0", "character 226:0"),
         ("dev/dri/card1", "character 226:1"),
@@ -281,7 +281,7 @@ fn a_node_that_is_named_twice_is_one_and_two_at_one_path_are_refused() {
 }
 
 #[test]
-fn nodes_and_entries_beyond_their_bounds_are_refused() {
+fn excess_nodes_and_entries_are_refused() {
     let machine = Machine::new(&[]);
     machine.directory("dev/many");
     for number in 0..=ALLOCATION_ENTRIES_MAX {

@@ -1,8 +1,8 @@
-//! When a driver that fails repeatedly is no longer called, for how long, and which call may probe it.
+//! Decides when a driver that fails repeatedly is no longer called, for how long, and which call may probe it.
 //!
-//! Is given how calls begin and end; says whether the next one may begin. Failures in a row are counted by function and added up: a success
-//! counts for its own function only, so that a driver that answers every look cannot trap in every prepare for ever. No clock, no lock,
-//! no task.
+//! Receives the begin and the result of each call; returns whether the next call may begin. Consecutive failures are counted by function
+//! and added up: a success counts for its own function only, so that a driver that answers every discover cannot trap in every prepare for
+//! ever. No clock, no lock, no task.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub enum Admitted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuarantinePeriod {
     pub since: Instant,
-    /// From then on one call at a time may probe the driver.
+    /// End of the period, from which one call at a time may probe the driver.
     pub until: Instant,
     /// Calls that failed.
     pub failures: u32,
@@ -77,7 +77,7 @@ impl Quarantine {
             .fold(0, |sum, streak| sum.saturating_add(*streak))
     }
 
-    /// Whether a call may begin. Its end has to be reported by one of the three functions below.
+    /// Decides whether a call may begin. Its end has to be reported by one of the three functions below.
     pub fn admit(&mut self, now: Instant) -> Result<Admitted, &QuarantinePeriod> {
         let Some(period) = &mut self.period else {
             return Ok(Admitted::Ordinary);

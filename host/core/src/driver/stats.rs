@@ -113,7 +113,7 @@ pub struct Usage {
     pub table_elements: usize,
     pub host_operations: usize,
     pub host_bytes: usize,
-    /// Limits at which the host refused the driver something, even if the driver went on.
+    /// Limits at which the host refused the driver something, even if the driver continued.
     pub reached: BTreeSet<Limit>,
 }
 

@@ -135,7 +135,6 @@ impl Audited<'_> {
 
     /// Writes the line. `suppressed`: number of suppressed lines of the kind before it.
     pub fn tell(&self, suppressed: u64) {
-        let shown = |text: Option<&str>| text.map(|text| printable(text, SHOWN_BYTES_MAX));
         let claims: Vec<_> = self.claims.iter().map(|claim| claim.uid.as_str()).collect();
         let (driver, request, outcome, claims) =
             (self.driver, self.request, self.outcome, claims.join(","));
@@ -155,4 +154,8 @@ impl Audited<'_> {
             }
         }
     }
+}
+
+fn shown(text: Option<&str>) -> Option<String> {
+    text.map(|text| printable(text, SHOWN_BYTES_MAX))
 }

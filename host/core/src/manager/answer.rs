@@ -1,20 +1,20 @@
-//! What a runtime needs to start a pod's containers. Pure, and derived from records, so it is the same after a restart.
+//! Data that a runtime needs to start a pod's containers. Pure, and derived from records, so it is the same after a restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cdi;
 use nodedock_model::{
-    ClaimRecord, ContainerAllocation, ContainerClaim, DeviceAccess, ExtendedResource, PodContainer,
-    PodRecord, PreparedDevice,
+    ClaimRecord, ContainerAllocation, ContainerClaim, DeviceAccess, ExtendedResource, PodRecord,
+    PreparedDevice,
 };
 
-/// What one container is given: by its own claims, then for its extended resources.
+/// Allocation of one container: from its own claims, then for its extended resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerAnswer {
     pub name: String,
     pub allocation: ContainerAllocation,
-    /// What was left out because it contradicts an earlier part, one sentence each.
+    /// Parts that were left out because they contradict an earlier part, one sentence each.
     pub conflicts: Vec<String>,
 }
 
@@ -23,7 +23,7 @@ pub(super) fn of_record(
     pod: &PodRecord,
     claim: impl Fn(&str) -> Option<Arc<ClaimRecord>>,
 ) -> Vec<ContainerAnswer> {
-    let answer = |container: &PodContainer| {
+    let answers = pod.containers.iter().map(|container| {
         let mut answer = ContainerAnswer::named(&container.name);
         for used in &container.claims {
             let id = pod.claims.get(&used.pod_claim_name);
@@ -32,8 +32,8 @@ pub(super) fn of_record(
             }
         }
         answer
-    };
-    pod.containers.iter().map(answer).collect()
+    });
+    answers.collect()
 }
 
 impl ContainerAnswer {
@@ -135,8 +135,9 @@ fn put(map: &mut BTreeMap<String, String>, (key, value): (&String, &String)) -> 
 }
 
 fn serves(device: &PreparedDevice, used: &ContainerClaim) -> bool {
-    let is_requested = |request| device.requests.is_empty() || device.requests.contains(request);
-    used.request.as_ref().is_none_or(is_requested)
+    used.request
+        .as_ref()
+        .is_none_or(|request| device.requests.is_empty() || device.requests.contains(request))
 }
 
 fn push_once(names: &mut Vec<String>, name: String) {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_several_resources_are_merged_and_cdi_names_occur_once() {
+    fn parts_are_merged_without_duplicates() {
         assert_eq!(
             merged(&[("a", ContainerAllocation::default())]),
             ContainerAnswer::default()
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_part_counts_and_each_conflict_is_reported() {
+    fn first_part_wins_on_conflict() {
         let of = |text: &str| ContainerAllocation {
             env: map(&[("E", text)]),
             annotations: map(&[("n", text)]),

@@ -1,4 +1,4 @@
-//! Claims: the requests about them, and what keeps their drivers, files and retries in step. Their records are in `records`.
+//! Claims: the requests about them, and what keeps their drivers, files and retries in step. Their records are in `crate::records`.
 //!
 //! # Life of a claim
 //!
@@ -24,6 +24,7 @@
 pub(crate) mod calls;
 pub(crate) mod driver_changes;
 pub(crate) mod files;
+pub(in crate::manager) mod handles;
 pub(crate) mod hardware;
 mod held_hardware;
 pub(crate) mod kubelet;
@@ -37,13 +38,10 @@ mod release;
 mod restore;
 pub(crate) mod retries;
 pub mod source;
-pub(in crate::manager) mod statuses;
-pub mod table;
 mod timed_calls;
 pub(crate) mod unprepare;
 pub(crate) mod unprepare_retry;
 pub(crate) mod upkeep;
-pub mod values;
 
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -52,17 +50,12 @@ mod machine_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use strum::IntoStaticStr;
 
-use crate::driver::PreparedClaims;
 use nodedock_base::error::chain;
-use nodedock_model::{
-    ClaimRecord, DriverClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{ClaimRecord, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
 
 pub use files::SpecFiles;
 pub use hardware::{HardwareHolds, Holds};
@@ -70,8 +63,6 @@ pub use kubelet::KubeletClaims;
 pub use metrics::ClaimMetrics;
 pub use release::{ReleasePreview, ReleaseRequest, Releases};
 pub use retries::{ClaimView, RefusedClaim, Retries, Retry, RetryStatus};
-use table::ClaimTable;
-pub use values::RecordedValues;
 
 /// Maximum of a driver's `retry-after-ms`: a wrong number must not block a claim for days.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
@@ -101,7 +92,7 @@ impl ClaimEnd {
     }
 }
 
-/// Which pod an unprepare is about.
+/// Selector of the pods of an unprepare.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSelector {
     Uid(Uid),
@@ -126,51 +117,6 @@ fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) ->
         named.push(format!("and {others} more"));
     }
     named.join(", ")
-}
-
-/// The table that the manager changes and drivers read as `PreparedClaims`.
-pub type SharedClaimTable = Mutex<ClaimTable>;
-
-impl PreparedClaims for SharedClaimTable {
-    fn after(
-        &self,
-        driver: &DriverName,
-        device: Option<(&str, &str)>,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Vec<DriverClaimRecord> {
-        let table = self.lock();
-        let later =
-            |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
-        let prepared = |record: &Arc<ClaimRecord>| called_for(record, driver);
-        match device {
-            None => table
-                .claims_of_driver(driver)
-                .filter(later)
-                .filter_map(prepared)
-                .take(limit)
-                .collect(),
-            Some((pool, device)) => table
-                .users_of(driver, pool, device)
-                .filter(later)
-                .filter_map(prepared)
-                .take(limit)
-                .collect(),
-        }
-    }
-
-    fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
-        self.lock()
-            .claim(uid)
-            .and_then(|record| called_for(record, driver))
-    }
-}
-
-/// A claim that the driver has prepared, or was called to.
-fn called_for(record: &ClaimRecord, driver: &DriverName) -> Option<DriverClaimRecord> {
-    let part = record.drivers.get(driver)?;
-    let is_called = part.prepared.is_some() || part.by.is_some();
-    is_called.then(|| record.driver_record(driver))?
 }
 
 fn unrendered(record: &ClaimRecord, error: &crate::cdi::RenderError) -> Problem {

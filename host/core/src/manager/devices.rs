@@ -20,7 +20,6 @@
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod allocate;
-pub(in crate::manager) mod entry;
 mod held;
 mod plugin;
 mod preference;
@@ -44,9 +43,10 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::hardware::Hardware;
+use crate::manager::entry::{self, Choices};
 use crate::manager::pool_claims;
-use crate::manager::records::RecordStore;
 use crate::manager::request::interrupted;
+use crate::records::RecordStore;
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -62,9 +62,6 @@ pub use crate::resources::{
 };
 pub(in crate::manager) use allocate::ChoiceSettings;
 pub use allocate::DeviceChoices;
-pub(in crate::manager) use entry::{Choices, Entry};
-#[cfg(test)]
-pub(in crate::manager) use entry::{Chosen, Key};
 pub use nodedock_allocator::resource::{DeviceNodes, Question, TopologyHint, closest, parse_nodes};
 
 use crate::resources::{DeviceMetrics, Listed, Offer, Resources, list};
@@ -99,7 +96,7 @@ pub struct Devices {
 pub(in crate::manager) struct DeviceSettings {
     /// Deadline of a device plugin's call before a container starts.
     pub(in crate::manager) pre_start_deadline: Duration,
-    /// How long a resource stays after its source has gone.
+    /// Time for which a resource stays after its source is gone.
     pub(in crate::manager) grace: Duration,
     /// A kubelet allocates the devices of native device plugins.
     pub(in crate::manager) kubelet_allocates: bool,
@@ -108,20 +105,21 @@ pub(in crate::manager) struct DeviceSettings {
 
 /// The outcomes of a request that did not end.
 pub(super) fn interrupted_outcomes(request: &PodRequest) -> Vec<ResourceOutcome> {
-    let outcome = |(container, resource)| ResourceOutcome {
-        container,
-        resource,
-        end: Err(interrupted()),
-    };
-    entry::keys(request).map(outcome).collect()
+    entry::keys(request)
+        .map(|(container, resource)| ResourceOutcome {
+            container,
+            resource,
+            end: Err(interrupted()),
+        })
+        .collect()
 }
 
-/// What was chosen for each container and resource of a request.
+/// Returns the outcome of the choice for each container and resource of a request.
 pub(in crate::manager) fn outcomes(
     request: &PodRequest,
     choices: &Choices,
 ) -> Vec<ResourceOutcome> {
-    let outcome = |key: entry::Key| {
+    let outcomes = entry::keys(request).map(|key| {
         let end = choices
             .get(&key)
             .cloned()
@@ -136,8 +134,8 @@ pub(in crate::manager) fn outcomes(
             resource,
             end,
         }
-    };
-    entry::keys(request).map(outcome).collect()
+    });
+    outcomes.collect()
 }
 
 impl Devices {
@@ -180,22 +178,22 @@ impl Devices {
 
     /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
     pub fn remember_owners(&self, names: &[NameRecord]) {
-        let of = |record: &NameRecord| match &record.name {
-            Named::Resource(resource) => Some((resource.clone(), record.source.clone())),
-            Named::Driver(_) => None,
-        };
         let adapters = self.adapters.iter().flat_map(Adapters::list);
         let adapters = adapters
             .map(|adapter| (adapter.resource, adapter.driver))
             .collect();
         let mut state = self.state.lock();
         state.resources.set_adapters(adapters);
-        state
-            .resources
-            .remember_owners(names.iter().filter_map(of), Instant::now());
+        state.resources.remember_owners(
+            names.iter().filter_map(|record| match &record.name {
+                Named::Resource(resource) => Some((resource.clone(), record.source.clone())),
+                Named::Driver(_) => None,
+            }),
+            Instant::now(),
+        );
     }
 
-    /// A plugin called to register, whatever the outcome.
+    /// Counts a plugin's call to register, regardless of its outcome.
     pub fn plugin_called(&self, resource: &ExtendedResource) {
         self.metrics.called(resource);
     }
@@ -303,14 +301,7 @@ impl Devices {
     pub fn capacity(&self) -> Capacity {
         let owners = held::owners(&self.records.table());
         let state = self.state.lock();
-        let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
-            device: device.clone(),
-            pods: owners
-                .get(name)
-                .and_then(|of| of.get(&device.id))
-                .cloned()
-                .unwrap_or_default(),
-        };
+
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
             source: offer.source.clone(),
@@ -323,7 +314,14 @@ impl Devices {
             devices: offer
                 .devices
                 .values()
-                .map(|device| view(name, device))
+                .map(|device| DeviceView {
+                    device: device.clone(),
+                    pods: owners
+                        .get(name)
+                        .and_then(|of| of.get(&device.id))
+                        .cloned()
+                        .unwrap_or_default(),
+                })
                 .collect(),
         });
         Capacity {

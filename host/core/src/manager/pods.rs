@@ -9,31 +9,31 @@ use std::time::Instant;
 
 use super::answer::{self, ContainerAnswer};
 use super::claims::files::SpecFiles;
+use super::claims::handles::Handles;
 use super::claims::machine::UnprepareRequest;
 use super::claims::metrics::{ClaimMetrics, PREPARE, UNPREPARE};
 use super::claims::prepare::Prepares;
 use super::claims::retries::Retries;
 use super::claims::unprepare::Unprepares;
 use super::claims::{ClaimOutcome, PodSelector};
-use super::devices::{self, Choices, DeviceChoices, Devices, Entry, ResourceOutcome};
-use super::handles::Handles;
+use super::devices::{self, DeviceChoices, Devices, ResourceOutcome};
+use super::entry::{Choices, Entry};
 use super::pool_claims::{self, PoolClaims};
-use super::records::RecordStore;
 use super::request::{complete, interrupted, is_in_use};
 use super::view::PodView;
+use crate::records::RecordStore;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    Claim, ClaimReference, ObjectName, ObjectRef, PodRequest, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{Claim, ObjectName, ObjectRef, PodRequest, Problem, ProblemCode, Uid};
 
-/// How often devices are chosen for a pod: each repetition means that another claim took one between the choice and the prepare.
+/// Maximum number of times that devices are chosen for a pod: each repetition means that another claim took one between the choice and the
+/// prepare.
 pub(super) const CHOICES_MAX: usize = 4;
 
 /// The answer to a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodOutcome {
     pub pod: ObjectRef,
-    /// Of the pod's own claims; pool claims are reported as resources.
+    /// Outcomes of the pod's own claims; pool claims are reported as resources.
     pub claims: Vec<ClaimOutcome>,
     pub resources: Vec<ResourceOutcome>,
     /// Empty unless every claim is prepared and every resource allocated.
@@ -43,13 +43,16 @@ pub struct PodOutcome {
 impl PodOutcome {
     fn interrupted(request: PodRequest) -> Self {
         let resources = devices::interrupted_outcomes(&request);
-        let claim = |reference: ClaimReference| ClaimOutcome {
-            namespace: request.pod.namespace.clone(),
-            name: reference.claim_name,
-            uid: reference.claim_uid,
-            end: Err(interrupted()),
-        };
-        let claims = request.claims.into_iter().map(claim).collect();
+        let claims = request
+            .claims
+            .into_iter()
+            .map(|reference| ClaimOutcome {
+                namespace: request.pod.namespace.clone(),
+                name: reference.claim_name,
+                uid: reference.claim_uid,
+                end: Err(interrupted()),
+            })
+            .collect();
         Self {
             pod: request.pod,
             claims,
@@ -136,7 +139,7 @@ impl Pods {
         complete(&self.tasks, "pod", work).await
     }
 
-    /// What a pod holds, and what it was answered.
+    /// Returns the view of a pod: what it holds, and the answers for its containers.
     pub fn get(&self, uid: &str) -> Option<PodView> {
         PodView::new(&self.records.table(), uid)
     }
@@ -173,7 +176,7 @@ impl Pods {
             .len()
     }
 
-    /// Whether an unprepare of a pod may have something to do.
+    /// Returns whether an unprepare of a pod may have something to do.
     pub fn might_need_unprepare(&self, pod: &str) -> bool {
         let table = self.records.table();
         table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
@@ -323,7 +326,7 @@ impl Pods {
             .collect()
     }
 
-    /// What a pod holds; a pod whose own record was lost is known by its claims.
+    /// Returns the view of a pod; a pod whose own record was lost is known by its claims.
     fn view_of_holder(&self, uid: &Uid) -> Option<PodView> {
         self.get(uid.as_str()).or_else(|| {
             self.records

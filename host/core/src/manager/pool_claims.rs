@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::manager::claims::table::ClaimTable;
-use crate::manager::devices::entry::{Choices, Entry};
+use crate::manager::entry::{Choices, Entry};
+use crate::records::table::ClaimTable;
 pub(crate) use crate::resources::pools::{device_id, split_id};
 use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{
@@ -42,13 +42,12 @@ pub(super) fn claim_of(entry: &Entry, pod: &ObjectRef) -> Result<Claim, Problem>
 
 fn allocated(entry: &Entry, id: &str) -> Result<AllocatedDevice, Problem> {
     let driver = &entry.claim.driver;
-    let wrong = || {
+    let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(|| {
         Problem::internal(
             ProblemCode::DeviceId,
             format!("{id:?} is not POOL/DEVICE of {driver}"),
         )
-    };
-    let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(wrong)?;
+    })?;
     Ok(AllocatedDevice::whole(
         EXTENDED_RESOURCE_REQUEST,
         driver.clone(),
@@ -71,16 +70,15 @@ pub(super) fn device_of(
 
 /// The devices of a claim by their IDs in the resource, with their NUMA nodes. A claim that was rebuilt from CDI files has the names alone.
 pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
-    let by_name = || {
-        let devices = claim.allocation.devices.iter();
-        devices
-            .map(|device| (device_id(&device.pool, &device.device), Vec::new()))
-            .collect()
-    };
-    claim
-        .resource
-        .as_ref()
-        .map_or_else(by_name, |of| of.devices.clone())
+    claim.resource.as_ref().map_or_else(
+        || {
+            let devices = claim.allocation.devices.iter();
+            devices
+                .map(|device| (device_id(&device.pool, &device.device), Vec::new()))
+                .collect()
+        },
+        |of| of.devices.clone(),
+    )
 }
 
 /// A container that has devices by a pool claim.
@@ -190,7 +188,7 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
         .containers
         .iter()
         .flat_map(|c| c.claims.iter().map(move |claim| (c, claim)));
-    let user = |(container, claim): (&nodedock_model::PodContainer, &ContainerClaim)| {
+    let users = used.filter_map(|(container, claim)| {
         let resource = resource(&claim.pod_claim_name)?;
         let claim = record.claims.get(&claim.pod_claim_name)?.clone();
         Some(User {
@@ -199,8 +197,8 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
             resource,
             claim,
         })
-    };
-    used.filter_map(user).collect()
+    });
+    users.collect()
 }
 
 /// The place of the first container that has devices by a claim, in the order in which the containers of its pod start.
@@ -239,7 +237,7 @@ pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::devices::{Chosen, Key};
+    use crate::manager::entry::{Chosen, Key};
     use nodedock_model::{PodContainer, PooledClaim};
 
     const GPU: &str = "example.com/gpu";
@@ -248,7 +246,7 @@ mod tests {
         ObjectRef::new("default", "a", "uid-a").unwrap()
     }
 
-    /// What a container has of a pool by the claim `c`.
+    /// Returns the choice of a device of a pool for a container, with the claim `c`.
     fn choice(container: &str, device: &str) -> (Key, Chosen) {
         let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
         let entry = Entry {
@@ -283,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_that_use_a_device_one_after_the_other_share_its_claim() {
+    fn sequential_containers_share_one_claim() {
         let mut choices: Choices = [choice("init", "pool/0"), choice("main", "pool/0")].into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
         let whole = pooled.request(&request(&["init", "main", "plain"]));
@@ -314,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_chosen_makes_no_claim() {
+    fn unchosen_devices_make_no_claim() {
         let key = |name: &str| (name.to_owned(), ExtendedResource::new(GPU).unwrap());
         let mut choices: Choices = [
             (key("main"), Err(Problem::conflict("a", "refused"))),
@@ -327,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_can_be_no_claim_is_refused() {
+    fn invalid_device_id_is_refused() {
         let mut choices: Choices = [choice("main", "no-pool")].into();
         assert!(PoolClaims::new(&pod(), &mut choices).inline(&[]).is_empty());
         assert_eq!(
@@ -337,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_record_tells_claims_of_pools_from_its_own() {
+    fn pod_record_distinguishes_pool_claims() {
         let claim = |name: &str| ObjectRef::new("default", name, &format!("uid-{name}")).unwrap();
         let mut containers = request(&["main"]).containers;
         containers[0].claims = ["own", "example.com/gpu/c"]

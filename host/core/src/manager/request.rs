@@ -1,4 +1,4 @@
-//! How requests of callers are carried out: to their end, or with a problem that says that they were not.
+//! Execution of callers' requests: each runs to its end, or returns a problem that says that it did not.
 
 use std::future::Future;
 
@@ -25,7 +25,7 @@ pub(super) async fn complete<T: Send + 'static>(
         .unwrap_or_else(|| Err(interrupted()))
 }
 
-/// Whether others have what a claim wants.
+/// Returns whether other claims have what a claim wants.
 pub fn is_in_use(problem: &Problem) -> bool {
     IN_USE.iter().any(|code| problem.code == *code)
 }

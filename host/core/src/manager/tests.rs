@@ -43,7 +43,7 @@ impl Node {
 
     async fn start_in(home: Home, gpu: Arc<FakeDriver>, nic: Arc<FakePlugin>) -> Self {
         let daemon = home.start_with("boot-1", std::time::Duration::ZERO);
-        daemon.start_devices();
+        daemon.starts.devices();
         daemon.serve(&gpu);
         let listed: Vec<_> = (0..8).map(|n| device(&format!("nic-{n}"), &[1])).collect();
         daemon.plug("nic", &nic, &listed);
@@ -150,7 +150,7 @@ fn response() -> ContainerAllocation {
 }
 
 #[tokio::test]
-async fn claims_pools_and_plugins_come_in_one_answer_that_a_repeat_gives_again() {
+async fn answer_combines_claims_pools_and_plugins() {
     let (node, a) = (Node::start(2).await, pod("a"));
     node.put("one", "gpu/1", &a);
     node.gpu.reply("uid-one", Reply::Annotation("by", "claim"));
@@ -214,7 +214,7 @@ async fn claims_pools_and_plugins_come_in_one_answer_that_a_repeat_gives_again()
 }
 
 #[tokio::test]
-async fn a_claim_of_a_pods_own_cannot_take_the_place_of_a_pools() {
+async fn own_claim_cannot_replace_pool_claim() {
     let (node, a) = (Node::start(1).await, pod("a"));
     let mut usurper = claim("usurper", &["gpu/7"], &[&a]);
     usurper.id = pool_claim(&a);
@@ -229,7 +229,7 @@ async fn a_claim_of_a_pods_own_cannot_take_the_place_of_a_pools() {
 }
 
 #[tokio::test]
-async fn containers_are_answered_if_nothing_is_refused() {
+async fn any_refusal_leaves_containers_unanswered() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.put("one", "gpu/0", &a);
     node.nic.refuse(refusal());
@@ -255,7 +255,7 @@ async fn containers_are_answered_if_nothing_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_panics_is_refused_as_a_whole() {
+async fn panicking_request_is_refused_whole() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.nic.panic();
     let outcome = node.prepare(&a, &["one"], &[PLUGIN]).await;
@@ -271,7 +271,7 @@ async fn a_request_that_panics_is_refused_as_a_whole() {
 
 /// Each read of the pod's own claim comes after the choice of a device and before the prepare of the pool claim.
 #[tokio::test]
-async fn other_devices_are_chosen_if_another_claim_was_faster() {
+async fn lost_race_causes_another_choice() {
     for (taken, end) in [(1, "ok"), (CHOICES_MAX, "device-held")] {
         let (node, a) = (Node::start(CHOICES_MAX + 1).await, pod("a"));
         node.put("own", &format!("gpu/{CHOICES_MAX}"), &a);
@@ -312,7 +312,7 @@ async fn other_devices_are_chosen_if_another_claim_was_faster() {
 }
 
 #[tokio::test]
-async fn if_no_other_device_is_left_the_resource_is_refused_and_the_rest_goes_on() {
+async fn lost_race_without_alternative_is_refused() {
     let (node, a) = (Node::start(2).await, pod("a"));
     node.put("own", "gpu/1", &a);
     node.daemon.source.shut(true);
@@ -330,7 +330,7 @@ async fn if_no_other_device_is_left_the_resource_is_refused_and_the_rest_goes_on
 }
 
 #[tokio::test]
-async fn an_unprepare_frees_devices_of_plugins_although_a_driver_is_absent() {
+async fn plugin_devices_are_freed_without_driver() {
     let (node, a) = (Node::start(2).await, pod("a"));
     node.put("one", "gpu/1", &a);
     node.prepare(&a, &["one"], &[PLUGIN, POOL]).await;
@@ -379,7 +379,7 @@ async fn an_unprepare_frees_devices_of_plugins_although_a_driver_is_absent() {
 }
 
 #[tokio::test]
-async fn devices_that_cannot_be_freed_are_reported_and_freed_by_the_next_unprepare() {
+async fn unfreed_devices_are_freed_later() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.prepare(&a, &[], &[PLUGIN]).await;
     node.daemon.crash().await;
@@ -397,7 +397,7 @@ async fn devices_that_cannot_be_freed_are_reported_and_freed_by_the_next_unprepa
 }
 
 #[tokio::test]
-async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims() {
+async fn claimless_pods_are_found_by_name() {
     let node = Node::start(1).await;
     let (old, new) = (
         pod("a"),
@@ -434,7 +434,7 @@ async fn pods_that_only_have_devices_are_found_by_name_beside_those_with_claims(
 }
 
 #[tokio::test]
-async fn an_unprepare_waits_for_a_prepare_under_way_which_is_not_cancelled() {
+async fn unprepare_waits_for_running_prepare() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.nic.shut(true);
     let mut prepare = Box::pin(node.prepare(&a, &[], &[PLUGIN]));
@@ -450,7 +450,7 @@ async fn an_unprepare_waits_for_a_prepare_under_way_which_is_not_cancelled() {
 }
 
 #[tokio::test]
-async fn plugins_are_called_before_each_start_of_a_container_that_has_their_devices() {
+async fn plugins_are_called_before_container_starts() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.put("one", "gpu/0", &a);
     let mut wanted = request(&a, &["one"]);
@@ -490,7 +490,7 @@ async fn plugins_are_called_before_each_start_of_a_container_that_has_their_devi
 }
 
 #[tokio::test]
-async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
+async fn container_starts_only_once_prepared() {
     let (node, a) = (Node::start(1).await, pod("a"));
     node.nic.shut(true);
     let crash = async {
@@ -521,7 +521,7 @@ async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_pod_that_only_has_devices_needs_nothing_for_its_other_containers() {
+async fn containers_without_devices_need_nothing() {
     let (node, a) = (Node::start(1).await, pod("a"));
     let mut wanted = wanted(&a, &[], &[PLUGIN]);
     wanted

@@ -1,4 +1,4 @@
-//! What a pod holds, of claims and extended resources together. Pure.
+//! View of a pod's claims and extended resources together. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use strum::IntoStaticStr;
 
 use super::answer::{self, ContainerAnswer};
-use super::pool_claims::{self, User};
+use super::pool_claims::{self};
 use crate::manager::claims::ClaimOutcome;
-use crate::manager::claims::table::ClaimTable;
 use crate::manager::devices::ResourceOutcome;
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef, PodRecord,
     Problem, ProblemCode, Uid,
@@ -21,7 +21,7 @@ pub struct PodView {
     pub pod: ObjectRef,
     /// The pod's own claims; pool claims are among its resources.
     pub claims: Vec<Arc<ClaimRecord>>,
-    /// In the order of the containers.
+    /// Resources in the order of the containers.
     pub resources: Vec<PodResource>,
     pub containers: Vec<ContainerAnswer>,
     /// None: only the pod's claims are known.
@@ -29,7 +29,7 @@ pub struct PodView {
     pool_claims: Vec<Arc<ClaimRecord>>,
 }
 
-/// What a container has of a resource.
+/// Devices of a resource that a container has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodResource {
     pub container: String,
@@ -113,18 +113,21 @@ impl PodView {
 
     /// The least settled state of its claims and resources.
     pub fn state(&self) -> ClaimState {
-        let any_claim = |state: ClaimState| self.all_claims().any(|claim| claim.state == state);
         let is_open = self
             .resources
             .iter()
             .any(|resource| resource.state == ResourceState::Allocating);
-        if any_claim(ClaimState::Unpreparing) {
+        if self.has_claim(ClaimState::Unpreparing) {
             ClaimState::Unpreparing
-        } else if is_open || any_claim(ClaimState::Preparing) {
+        } else if is_open || self.has_claim(ClaimState::Preparing) {
             ClaimState::Preparing
         } else {
             ClaimState::Prepared
         }
+    }
+
+    fn has_claim(&self, state: ClaimState) -> bool {
+        self.all_claims().any(|claim| claim.state == state)
     }
 
     /// The containers as far as they are known, in the order in which they start.
@@ -192,13 +195,12 @@ impl PodView {
             .iter()
             .find(|claim| !is_ready(claim))
             .map(|claim| format!("claim {}", claim.id));
-        let is_open = |of: &&PodResource| {
+        let resource = self.resources.iter().find(|of| {
             !self
                 .pool_claims
                 .iter()
                 .any(|claim| claim.id.uid == of.claim && is_ready(claim))
-        };
-        let resource = self.resources.iter().find(is_open);
+        });
         let resource =
             resource.map(|open| format!("{} of container {}", open.resource, open.container));
         let open = claim.or(resource);
@@ -220,13 +222,12 @@ impl PodView {
         &self,
         claims: Vec<ClaimOutcome>,
     ) -> (Vec<ClaimOutcome>, Vec<ResourceOutcome>) {
-        let is_pool_claim = |outcome: &ClaimOutcome| {
+        let (of_pools, own): (Vec<_>, Vec<_>) = claims.into_iter().partition(|outcome| {
             self.pool_claims
                 .iter()
                 .any(|claim| Some(&claim.id.uid) == outcome.uid.as_ref())
-        };
-        let (of_pools, own): (Vec<_>, Vec<_>) = claims.into_iter().partition(is_pool_claim);
-        let outcome = |resource: &PodResource| {
+        });
+        let resources = self.resources.iter().map(|resource| {
             let of_claim = of_pools
                 .iter()
                 .find(|outcome| outcome.uid.as_ref() == Some(&resource.claim));
@@ -237,14 +238,14 @@ impl PodView {
                     .map_or(Ok(()), |of| of.end.clone().map(drop))
                     .map(|()| resource.devices.clone()),
             }
-        };
-        let resources = self.resources.iter().map(outcome).collect();
-        (own, resources)
+        });
+        (own, resources.collect())
     }
 }
 
 fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodResource> {
-    let resource = |user: User| {
+    let users = pool_claims::users(record).into_iter();
+    let resources = users.filter_map(|user| {
         let claim = pool_claims
             .iter()
             .find(|claim| claim.id.uid == user.claim.uid)?;
@@ -262,9 +263,6 @@ fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodRes
             claim: user.claim.uid,
             driver: driver.map(|device| device.driver.clone()),
         })
-    };
-    pool_claims::users(record)
-        .into_iter()
-        .filter_map(resource)
-        .collect()
+    });
+    resources.collect()
 }

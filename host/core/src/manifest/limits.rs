@@ -7,10 +7,10 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use super::{Context, ManifestError};
 use nodedock_model::ExtendedResource;
 
-/// How many devices of each resource a container requests. Native resources, such as `cpu`, and those with quantity 0 are left out.
+/// Returns the number of devices of each resource that a container requests. Native resources, such as `cpu`, and those with quantity 0 are
+/// left out.
 ///
-/// As in Kubernetes a limit is also the request, the two of an extended resource are the same, and there is no request without its
-/// limit.
+/// As in Kubernetes a limit is also the request, the two of an extended resource are the same, and there is no request without its limit.
 pub(super) fn extended(
     container: &str,
     resources: &ResourceRequirements,
@@ -38,23 +38,15 @@ fn counts(
     field: &str,
     quantities: Option<&BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
 ) -> Result<BTreeMap<ExtendedResource, u32>, String> {
-    let of = |(name, quantity): (
-        &String,
-        &k8s_openapi::apimachinery::pkg::api::resource::Quantity,
-    )| {
-        if is_native(name) {
-            return Ok(None);
-        }
+    let extended = quantities.into_iter().flatten();
+    let extended = extended.filter(|(name, _)| !is_native(name));
+    let counts = extended.map(|(name, quantity)| {
         let resource =
             ExtendedResource::new(name).map_err(|error| format!("resources.{field}: {error}"))?;
         let count = whole(&quantity.0).map_err(|why| format!("resources.{field}.{name}: {why}"))?;
-        Ok(Some((resource, count)))
-    };
-    quantities
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| of(entry).transpose())
-        .collect()
+        Ok((resource, count))
+    });
+    counts.collect()
 }
 
 /// Kubernetes' own resources: a name without a domain, or of kubernetes.io.
@@ -67,9 +59,8 @@ fn is_native(name: &str) -> bool {
 
 /// A quantity (apimachinery, `resource.Quantity`) that is a whole number of devices: `4`, `1k`, `2000m`, `4e0`.
 fn whole(text: &str) -> Result<u32, String> {
-    let shown = || text.chars().take(64).collect::<String>();
     let parsed = parse(text).unwrap_or(Err("is no quantity such as 4"));
-    parsed.map_err(|why| format!("{:?} {why}", shown()))
+    parsed.map_err(|why| format!("{:?} {why}", text.chars().take(64).collect::<String>()))
 }
 
 const FRACTION: &str = "is no whole number";
@@ -168,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_are_read_in_every_notation_of_kubernetes() {
+    fn every_kubernetes_number_notation_is_read() {
         let cases = [
             ("0", 0),
             ("0m", 0),

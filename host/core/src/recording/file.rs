@@ -188,14 +188,15 @@ fn read_until(
     number: u64,
     line: &mut Vec<u8>,
 ) -> Result<(), ReadError> {
-    let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => ReadError::Truncated,
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => {
-            ReadError::NotARecording
-        }
-        _ => ReadError::Io(error),
-    };
-    text.take(bytes).read_until(b'\n', line).map_err(failed)?;
+    text.take(bytes)
+        .read_until(b'\n', line)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => ReadError::Truncated,
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => {
+                ReadError::NotARecording
+            }
+            _ => ReadError::Io(error),
+        })?;
     Ok(())
 }
 
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_read_as_it_was_written() {
+    fn recording_is_read_as_written() {
         let lines = vec![
             Line::Revision(Revision::native("gpu.example.com")),
             Line::Lost(3),
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_without_an_end_is_refused() {
+    fn endless_recording_is_refused() {
         let mut reader = Reader::new(endless("{\"lost\":1}\n")).unwrap();
         let error = loop {
             match reader.next_line() {
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_drivers_file_is_longer_than_a_call() {
+    fn only_driver_files_exceed_call_bound() {
         let call = read(endless("[[],")).unwrap_err().to_string();
         assert_eq!(call, "line 2 has more than 12582912 bytes");
         let other = read(endless("{\"call\":")).unwrap_err().to_string();
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_refused_in_one_sentence_wherever_it_is_cut() {
+    fn truncated_or_foreign_file_is_refused() {
         let whole = written(&a_header(), &[Line::Lost(3), Line::Lost(4)]);
         for end in 0..whole.len() {
             let error = read(&whole[..end]).unwrap_err().to_string();

@@ -1,12 +1,12 @@
-//! Leaves values out of a recording that leaves the node: those of fields that may have secrets, whatever is in them.
+//! Leaves values out of a recording that leaves the node: those of fields that may have secrets, regardless of their content.
 //!
 //! A field is named by the contract (`wit/`) or by a protocol of the kubelet. A call without any such value stays as it was recorded, and
-//! replays; any other call is marked, and can only be printed. Paths, names, identifiers, and contents of files below `/sys` stay.
+//! can be replayed; any other call is marked, and can only be printed. Paths, names, identifiers, and contents of files below `/sys` stay.
 
 use serde_json::Value;
 
 use super::file::{ReadError, parse_line};
-use super::{Answer, HostCall, Line, RecordedCall};
+use super::{CallOutcome, HostCall, Line, RecordedCall};
 
 /// Fields of arguments and answers whose values are left out. A test has the other fields of the schemas that are texts or bytes, so that a
 /// new field is in one of the two lists.
@@ -72,7 +72,7 @@ fn call(call: &mut RecordedCall) -> bool {
 
 /// A problem of a host function has the host's own text: a path, and why it cannot be used.
 fn host_call(call: &mut HostCall) -> bool {
-    let Answer::Returned(returned) = &mut call.answer else {
+    let CallOutcome::Returned(returned) = &mut call.answer else {
         return false;
     };
     match call.function.as_ref() {
@@ -86,10 +86,10 @@ fn host_call(call: &mut HostCall) -> bool {
     }
 }
 
-fn answer(answer: &mut Answer) -> bool {
+fn answer(answer: &mut CallOutcome) -> bool {
     match answer {
-        Answer::Returned(value) => fields(value),
-        Answer::Failed(failure) => {
+        CallOutcome::Returned(value) => fields(value),
+        CallOutcome::Failed(failure) => {
             failure.message = LEFT_OUT.to_owned();
             true
         }
@@ -166,7 +166,7 @@ mod tests {
             at_ms: 1,
             arguments,
             host,
-            answer: Answer::Returned(answer),
+            answer: CallOutcome::Returned(answer),
             has_values_left_out: false,
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         HostCall {
             function: function.into(),
             arguments,
-            answer: Answer::Returned(answer),
+            answer: CallOutcome::Returned(answer),
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_may_be_secrets_are_left_out() {
+    fn possible_secrets_are_left_out() {
         let arguments = json!({"prepare": {"claims": [{
             "id": {"name": "x"},
             "parameters": [{"source": "Claim", "requests": ["gpu"], "parameters": "{\"key\":\"s3cret\"}"}],
@@ -247,7 +247,7 @@ mod tests {
         );
         assert_eq!(
             redacted.answer,
-            Answer::Returned(json!([{"uid": "u", "outcome": {"Ok": {
+            CallOutcome::Returned(json!([{"uid": "u", "outcome": {"Ok": {
                 "edits": {
                     "env": [{"key": "LICENSE", "value": "***"}],
                     "mounts": [{"host_path": "/a", "options": "***"}],
@@ -293,14 +293,14 @@ mod tests {
         assert_eq!(redacted.arguments, json!({"resource_handle": "***"}));
         assert_eq!(
             redacted.answer,
-            Answer::Returned(json!({"container_responses": [{
+            CallOutcome::Returned(json!({"container_responses": [{
                 "envs": {"TOKEN": "***", "EMPTY": ""},
                 "annotations": {"a": "***"},
                 "mounts": [{"container_path": "/c", "host_path": "/h"}],
             }]}))
         );
         let failed = redacted_call(RecordedCall {
-            answer: Answer::Failed(Failure {
+            answer: CallOutcome::Failed(Failure {
                 code: "Internal".to_owned(),
                 message: "s3cret".to_owned(),
                 by_time: false,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_secrets_stays_as_it_is() {
+    fn call_without_secrets_is_unchanged() {
         let line = br#"{"call":{"operation":"discover","request":"r","atMs":1, "arguments":{"z":1,"a":[]},"host":[],"answer":{"returned":{"env":[]}}}}"#;
         assert_eq!(redact(&[line]).unwrap(), [line.to_vec()]);
         let with_log = a_call(
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_of_the_schemas_has_a_rule() {
+    fn every_schema_text_has_a_rule() {
         let plain: Vec<_> = PLAIN_FIELDS.split_whitespace().collect();
         let lines = WIT
             .iter()
@@ -429,7 +429,7 @@ mod tests {
         assert!(plain.iter().all(|name| !FIELDS.contains(name)));
     }
 
-    /// Of these, only what [`FIELDS`] has is left out.
+    /// Host functions without a rule of their own: a redaction leaves out only their values in [`FIELDS`].
     const PLAIN_FUNCTIONS: &str = "
         sysfs.read sysfs.read-bytes sysfs.read-dir sysfs.read-link sysfs.glob sysfs-write.write host-files.stat host-files.glob
         pci-driver.bind pci-driver.restore device-nodes.glob device-nodes.stat net-interfaces.all net-interfaces.get prepared-claims.all
@@ -475,7 +475,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_line_grows_by_less_than_a_half(arguments in json(), answer in json()) {
+        fn redacted_line_growth_is_bounded(arguments in json(), answer in json()) {
             let line = serde_json::to_vec(&Line::Call(a_call(Vec::new(), arguments, answer))).unwrap();
             let redacted = redact(&[&line]).unwrap().swap_remove(0);
             prop_assert!(redacted.len() <= line.len() * 3 / 2);

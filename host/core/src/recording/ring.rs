@@ -63,10 +63,10 @@ impl Ring {
     /// Appends a line with its line feed.
     pub(super) fn append(&mut self, revision: &Arc<Revision>, line: &[u8]) -> io::Result<()> {
         let bytes = line.len() as u64;
-        let fits = |current: &&mut Current| {
+        let current = self.current.as_mut().filter(|current| {
             *current.revision == **revision && current.bytes + bytes <= self.segment_bytes_max
-        };
-        let current = match self.current.as_mut().filter(fits) {
+        });
+        let current = match current {
             Some(current) => current,
             None => {
                 let begun = self.begin(revision, bytes)?;
@@ -131,12 +131,14 @@ impl Ring {
 
     /// The segments, the oldest first.
     pub(super) fn segments(&self) -> io::Result<Vec<Segment>> {
-        let open = |number| {
-            let file = File::open(self.path(number))?;
-            let bytes = file.metadata()?.len();
-            Ok(Segment { file, bytes })
-        };
-        self.numbers()?.into_iter().map(open).collect()
+        self.numbers()?
+            .into_iter()
+            .map(|number| {
+                let file = File::open(self.path(number))?;
+                let bytes = file.metadata()?.len();
+                Ok(Segment { file, bytes })
+            })
+            .collect()
     }
 
     /// Numbers of the segments in order. Without a directory there is none.
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_keeps_the_newest_lines_within_its_bytes_and_only_its_owner_reads_them() {
+    fn ring_keeps_newest_lines_within_bound() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gpu.example.com");
         let (revision, max) = (Arc::new(Revision::native("gpu.example.com")), 8 * 1024);
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn another_revision_and_another_process_begin_a_segment_and_a_cut_line_is_dropped() {
+    fn new_revision_starts_a_segment() {
         let directory = tempfile::tempdir().unwrap();
         let mut ring = Ring::new(directory.path().to_owned(), 1 << 20);
         let [one, two] = ["1.0.0", "2.0.0"].map(|version| {
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_larger_than_a_segment_is_refused_and_the_rest_stays() {
+    fn oversized_line_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (mut ring, revision) = (
             Ring::new(directory.path().to_owned(), 8 * 1024),

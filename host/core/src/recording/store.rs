@@ -1,4 +1,4 @@
-//! Which drivers are recorded, and the thread that writes their rings.
+//! Recorded drivers, and the thread that writes their rings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -41,10 +41,10 @@ pub enum RecordingsError {
 
 /// The recordings of a daemon. The default records nothing, ever. Clones share the state.
 #[derive(Debug, Clone, Default)]
-pub struct Recordings(Option<Arc<Shared>>);
+pub struct Recordings(Option<Arc<RecordingStore>>);
 
 #[derive(Debug)]
-struct Shared {
+struct RecordingStore {
     configured: BTreeSet<String>,
     bytes_max: u64,
     queue: Sender<Command>,
@@ -52,7 +52,7 @@ struct Shared {
     switches: Mutex<BTreeMap<String, Arc<Switch>>>,
 }
 
-/// Whether a driver is recorded.
+/// Switch that turns the recording of a driver on and off.
 #[derive(Debug)]
 struct Switch {
     driver: String,
@@ -82,7 +82,7 @@ enum Command {
     },
 }
 
-/// What is recorded of a driver.
+/// Recording of a driver.
 #[derive(Debug)]
 pub struct Recorded {
     /// The oldest first.
@@ -123,7 +123,7 @@ impl Recordings {
             source,
         })?;
         let switches = Mutex::default();
-        Ok(Self(Some(Arc::new(Shared {
+        Ok(Self(Some(Arc::new(RecordingStore {
             configured,
             bytes_max,
             queue,
@@ -169,22 +169,21 @@ impl Recordings {
             .queue
             .send(Command::Read { switch, recorded })
             .map_err(|_| RecordingsError::Ended)?;
-        let failed = |source| RecordingsError::Io {
-            action: "read the recording of",
-            path: driver.into(),
-            source,
-        };
         read.await
             .map_err(|_| RecordingsError::Ended)?
-            .map_err(failed)
+            .map_err(|source| RecordingsError::Io {
+                action: "read the recording of",
+                path: driver.into(),
+                source,
+            })
     }
 
-    fn shared(&self) -> Result<&Arc<Shared>, RecordingsError> {
+    fn shared(&self) -> Result<&Arc<RecordingStore>, RecordingsError> {
         self.0.as_ref().ok_or(RecordingsError::Ended)
     }
 }
 
-impl Shared {
+impl RecordingStore {
     /// Returns the switch of a driver that had a recorder, or that the config names.
     fn known(&self, driver: &str) -> Option<Arc<Switch>> {
         if self.configured.contains(driver) {
@@ -347,8 +346,9 @@ impl Writer {
 
     fn ring(&mut self, driver: &str) -> &mut Ring {
         let (directory, bytes_max) = (&self.directory, self.bytes_max);
-        let ring = || Ring::new(directory.join(directory_name(driver)), bytes_max);
-        self.rings.entry(driver.to_owned()).or_insert_with(ring)
+        self.rings
+            .entry(driver.to_owned())
+            .or_insert_with(|| Ring::new(directory.join(directory_name(driver)), bytes_max))
     }
 }
 
@@ -357,11 +357,14 @@ fn directory_name(driver: &str) -> String {
     driver.replacen('/', "_", 1)
 }
 
-/// Whether a name is one path segment, once its slash is replaced.
+/// Checks that a name is one path segment, once its slash is replaced.
 fn check_name(driver: &str) -> Result<(), RecordingsError> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     let name = directory_name(driver);
-    if name.starts_with(|first: char| first.is_ascii_alphanumeric()) && name.bytes().all(is_plain) {
+    if name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+    {
         return Ok(());
     }
     Err(RecordingsError::Name(driver.to_owned()))
@@ -394,7 +397,7 @@ fn remove_others(directory: &Path, configured: &BTreeSet<String>) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::{Answer, raw};
+    use crate::recording::{CallOutcome, raw};
 
     const GPU: &str = "gpu.example.com";
 
@@ -405,7 +408,7 @@ mod tests {
             at_ms: 1,
             arguments: raw(&()),
             host: Vec::new(),
-            answer: Answer::Returned(raw(&())),
+            answer: CallOutcome::Returned(raw(&())),
             has_values_left_out: false,
         }
     }
@@ -424,7 +427,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_named_drivers_are_recorded_and_their_recordings_outlive_the_daemon() {
+    async fn only_configured_drivers_are_recorded() {
         let directory = tempfile::tempdir().unwrap();
         let revision = Arc::new(Revision::native(GPU));
         {
@@ -453,7 +456,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_temporary_recording_ends_with_its_guard_and_leaves_nothing() {
+    async fn temporary_recording_ends_with_guard() {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[]);
         let (resource, revision) = (
@@ -484,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_for_which_there_is_no_room_are_counted() {
+    async fn lost_calls_are_counted() {
         let directory = tempfile::tempdir().unwrap();
         let recordings = start(directory.path(), &[GPU]);
         let (recorder, revision) = (recordings.recorder(GPU), Arc::new(Revision::native(GPU)));

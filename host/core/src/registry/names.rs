@@ -11,40 +11,60 @@ mod evidence;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::time::Instant;
 
 pub use self::decide::{Evidence, Fact, NameOwner, NameRefusal, SourceFacts};
 pub use self::evidence::{StoredSource, evidence};
 
 use self::decide::{Decision, Known, Presence, decide, presence};
-use super::{DriverView, Registry, State};
+use super::instances::Instances;
+use super::sources::{DriverView, Sources};
 use crate::checkpoint::{Change, Checkpoint};
-use crate::manager::claims::SharedClaimTable;
+use crate::records::SharedClaimTable;
 use nodedock_base::clock::now_ms;
+use nodedock_base::signal::{Listener, Signal};
 use nodedock_model::{
     Caller, DriverKind, DriverName, NameRecord, NameSource, Named, Problem, ProblemCode,
     SourceKind, limit,
 };
 
-/// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
+/// Time for which a source waits for the files of other sources to be read. Grants are read at once; a directory that cannot be listed
+/// causes no longer wait.
 const NAME_WAIT: Duration = Duration::from_secs(5);
 
-/// Where names are durable, and the claims that hold them.
+/// Store in which names are durable, and the claims that hold them.
 pub struct NameStore {
     pub checkpoint: Checkpoint,
     pub claims: Arc<SharedClaimTable>,
 }
 
-/// What is known of names.
-pub(super) struct Names {
+/// The owner of names.
+pub struct Names {
+    state: RwLock<State>,
+    /// Sent when a name or an endpoint becomes free, or may belong to another source.
+    freed: Signal,
+    /// True if every existing file has a source.
+    listed: AtomicBool,
+    /// Store in which names are durable. Without it they are in memory alone.
+    store: OnceLock<NameStore>,
+    /// Writes of names, one at a time.
+    writing: tokio::sync::Mutex<()>,
+    sources: Arc<Sources>,
+    instances: Arc<Instances>,
+}
+
+/// Known owners and reservations of names, and facts about sources.
+struct State {
     owners: BTreeMap<DriverName, Owner>,
     /// Sources that are about to serve, by name, with their keys in the registry.
     reserved: BTreeMap<DriverName, (NameSource, String)>,
     facts: BTreeMap<String, SourceFacts>,
-    /// Until then, native plugins of which nothing is known may come.
+    /// Time until which unknown native plugins may come.
     plugins_awaited: Instant,
 }
 
@@ -53,7 +73,7 @@ struct Owner {
     is_durable: bool,
 }
 
-impl Default for Names {
+impl Default for State {
     fn default() -> Self {
         let plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
         Self {
@@ -67,7 +87,7 @@ impl Default for Names {
 
 /// A name that a source is about to serve under. No other source is, until it is dropped.
 pub struct NameReservation {
-    registry: Registry,
+    names: Arc<Names>,
     name: DriverName,
     source: NameSource,
     key: String,
@@ -82,7 +102,15 @@ pub enum BindError {
     NotStored(Problem),
 }
 
-impl Names {
+/// Facts of other owners for a decision, read before the state of names is locked.
+struct Outside {
+    has_claims: bool,
+    is_listed: bool,
+    /// Sources of the name's instances.
+    served_by: Vec<String>,
+}
+
+impl State {
     fn of(&mut self, key: &str) -> &mut SourceFacts {
         self.facts
             .entry(key.to_owned())
@@ -94,11 +122,19 @@ impl Names {
             })
     }
 
+    fn source(&self, key: &str) -> Option<NameSource> {
+        self.facts.get(key)?.source.clone()
+    }
+
     fn owner(&self, name: &DriverName) -> Option<&NameOwner> {
         self.owners.get(name).map(|owner| &owner.owner)
     }
 
-    /// Whether a name belongs to a source that is another than the one of a key.
+    fn set_owner(&mut self, name: DriverName, owner: NameOwner, is_durable: bool) {
+        self.owners.insert(name, Owner { owner, is_durable });
+    }
+
+    /// Returns whether a name belongs to another source than that of a key.
     fn is_of_another(&self, key: &str, name: &DriverName) -> bool {
         match self.owner(name) {
             Some(NameOwner::Source(owner)) => self
@@ -108,145 +144,131 @@ impl Names {
             _ => false,
         }
     }
-}
 
-impl State {
     /// The state in which the source of a key requests a name; without a key, in which no source does.
-    fn known(
-        &self,
-        key: Option<&str>,
-        name: &DriverName,
-        has_claims: bool,
-        is_listed: bool,
-    ) -> Known<'_> {
-        let names = &self.names;
+    fn known(&self, key: Option<&str>, name: &DriverName, outside: &Outside) -> Known<'_> {
         let is_other = |other: &str| Some(other) != key;
-        let others = names.facts.iter().filter(|(other, _)| is_other(other));
-        let reserved = names.reserved.get(name).filter(|(_, by)| is_other(by));
+        let others = self.facts.iter().filter(|(other, _)| is_other(other));
+        let reserved = self.reserved.get(name).filter(|(_, by)| is_other(by));
         // Of a source whose new file describes another driver, the version before still serves.
-        let is_owner = |source: &str| is_other(source) && !names.is_of_another(source, name);
+        let is_owner = |source: &String| is_other(source) && !self.is_of_another(source, name);
         Known {
-            owner: names.owner(name),
-            has_claims,
+            owner: self.owner(name),
+            has_claims: outside.has_claims,
             others: others.map(|(_, facts)| facts).collect(),
-            is_served: self
-                .serving
-                .get(name)
-                .is_some_and(|instances| instances.any(is_owner)),
-            is_listed,
+            is_served: outside.served_by.iter().any(is_owner),
+            is_listed: outside.is_listed,
             is_late: false,
-            plugins_may_come: Instant::now() < names.plugins_awaited,
+            plugins_may_come: Instant::now() < self.plugins_awaited,
             reserved: reserved.map(|(source, _)| source),
         }
     }
 
-    fn decide(
-        &self,
-        key: &str,
-        name: &DriverName,
-        has_claims: bool,
-        is_listed: bool,
-        is_late: bool,
-    ) -> Decision {
-        let Some(facts) = self.names.facts.get(key) else {
+    fn decide(&self, key: &str, name: &DriverName, outside: &Outside, is_late: bool) -> Decision {
+        let Some(facts) = self.facts.get(key) else {
             return Decision::Waits;
         };
-        decide(
-            name,
-            facts,
-            &Known {
-                is_late,
-                ..self.known(Some(key), name, has_claims, is_listed)
-            },
-        )
-    }
-
-    /// Removes instances of a name that belongs to a source, if they are of others.
-    pub(super) fn evict_others(&mut self, key: &str, name: &DriverName) {
-        let Self { serving, names, .. } = self;
-        if names.owner(name).is_none() || names.is_of_another(key, name) {
-            return;
-        }
-        if let Some(instances) = serving.get_mut(name)
-            && !instances.retain(|source| !names.is_of_another(source, name))
-        {
-            serving.remove(name);
-        }
-    }
-
-    /// Forgets a source.
-    pub(super) fn forget_facts(&mut self, key: &str, kind: DriverKind) {
-        self.names.facts.remove(key);
-        if kind == DriverKind::Grpc {
-            self.names.plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
-        }
+        let known = self.known(Some(key), name, outside);
+        decide(name, facts, &Known { is_late, ..known })
     }
 }
 
-impl Registry {
-    /// Returns the registry with the names of the checkpoint. `unreadable`: names with records that cannot be read. `evidence`: what claims
-    /// say of names without a record.
-    #[must_use]
-    pub fn with_names(
-        self,
+impl Names {
+    pub(super) fn new(sources: Arc<Sources>, instances: Arc<Instances>) -> Self {
+        Self {
+            state: RwLock::default(),
+            freed: Signal::new(),
+            listed: AtomicBool::new(true),
+            store: OnceLock::new(),
+            writing: tokio::sync::Mutex::new(()),
+            sources,
+            instances,
+        }
+    }
+
+    /// Loads the names of the checkpoint, once. `unreadable`: names with records that cannot be read. `evidence`: what claims say of names
+    /// without a record.
+    pub fn load(
+        &self,
         store: NameStore,
         records: Vec<NameRecord>,
         unreadable: impl IntoIterator<Item = String>,
         evidence: BTreeMap<DriverName, Evidence>,
-    ) -> Self {
-        let mut state = self.0.state.write();
-        let owners = &mut state.names.owners;
+    ) {
+        let mut state = self.state.write();
         let unreadable = unreadable
             .into_iter()
             .filter_map(|name| DriverName::new(name).ok());
-        owners.extend(unreadable.map(|name| {
-            (
-                name,
-                Owner {
-                    owner: NameOwner::Unreadable,
-                    is_durable: false,
-                },
-            )
-        }));
+        unreadable.for_each(|name| state.set_owner(name, NameOwner::Unreadable, false));
         // What claims say is better than a record that cannot be read.
-        owners.extend(evidence.into_iter().map(|(name, evidence)| {
-            (
-                name,
-                Owner {
-                    owner: NameOwner::Evidence(evidence),
-                    is_durable: false,
-                },
-            )
-        }));
-        owners.extend(records.into_iter().filter_map(|record| {
-            let Named::Driver(name) = record.name else {
-                return None;
-            };
-            Some((
-                name,
-                Owner {
-                    owner: NameOwner::Source(record.source),
-                    is_durable: true,
-                },
-            ))
-        }));
+        for (name, evidence) in evidence {
+            state.set_owner(name, NameOwner::Evidence(evidence), false);
+        }
+        for record in records {
+            if let Named::Driver(name) = record.name {
+                state.set_owner(name, NameOwner::Source(record.source), true);
+            }
+        }
         drop(state);
-        let is_first = self.0.store.set(store).is_ok();
+        let is_first = self.store.set(store).is_ok();
         assert!(is_first, "the names are loaded once");
-        self
+    }
+
+    /// Says whether every file that is there has a source: not yet after a start.
+    pub fn set_listed(&self, listed: bool) {
+        self.listed.store(listed, Relaxed);
+        self.report_freed();
+    }
+
+    pub(super) fn is_listed(&self) -> bool {
+        self.listed.load(Relaxed)
+    }
+
+    /// Returns a watch that changes whenever a name or an endpoint becomes free, or may belong to another source.
+    pub fn changes(&self) -> Listener {
+        self.freed.subscribe()
+    }
+
+    /// Reports that a name or an endpoint may be free.
+    pub(super) fn report_freed(&self) {
+        self.freed.send();
+    }
+
+    /// Returns whether another source's instance of a name gives way to one of a source, since the name does not belong to the other.
+    pub(super) fn gives_way(&self, other: &str, source: &str, name: &DriverName) -> bool {
+        let state = self.state.read();
+        !state.is_of_another(source, name) && state.is_of_another(other, name)
+    }
+
+    /// Forgets a source that is gone.
+    pub(super) fn end_source(&self, key: &str, kind: DriverKind) {
+        let mut state = self.state.write();
+        state.facts.remove(key);
+        if kind == DriverKind::Grpc {
+            state.plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
+        }
+        drop(state);
+        self.report_freed();
+    }
+
+    fn outside(&self, name: &DriverName) -> Outside {
+        Outside {
+            has_claims: self.has_claims(name),
+            is_listed: self.is_listed(),
+            served_by: self.instances.sources_of(name),
+        }
     }
 
     fn has_claims(&self, name: &DriverName) -> bool {
-        self.0
-            .store
+        self.store
             .get()
             .is_some_and(|store| store.claims.lock().has_claims_of(name))
     }
 
     /// Notes what a source is, and that what its files say is to be read, if it has files.
     pub fn set_source(&self, key: &str, source: Option<NameSource>) {
-        let mut state = self.0.state.write();
-        let facts = state.names.of(key);
+        let mut state = self.state.write();
+        let facts = state.of(key);
         if facts.source != source {
             *facts = SourceFacts {
                 source,
@@ -262,7 +284,7 @@ impl Registry {
 
     /// Forgets what a source is: it is the source of no driver.
     pub fn forget_source(&self, key: &str) {
-        self.0.state.write().names.facts.remove(key);
+        self.state.write().facts.remove(key);
     }
 
     /// Notes that a source's grant cannot be read: it names the driver that it named before, if it was read.
@@ -290,8 +312,8 @@ impl Registry {
     }
 
     fn note_fact(&self, key: &str, change: impl FnOnce(&mut SourceFacts)) {
-        let mut state = self.0.state.write();
-        let Some(facts) = state.names.facts.get_mut(key) else {
+        let mut state = self.state.write();
+        let Some(facts) = state.facts.get_mut(key) else {
             return;
         };
         let before = facts.clone();
@@ -299,40 +321,32 @@ impl Registry {
         let is_changed = *facts != before;
         drop(state);
         if is_changed {
-            self.names_changed();
+            self.report_freed();
         }
     }
 
-    fn names_changed(&self) {
-        self.0.freed.send();
-    }
-
-    /// Whether a source may serve under a name now.
-    pub fn may_have_name(&self, key: &str, name: &DriverName) -> bool {
-        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
-        let decision = self
-            .0
-            .state
-            .read()
-            .decide(key, name, has_claims, is_listed, false);
+    /// Returns whether a source may serve under a name now.
+    pub fn may_have(&self, key: &str, name: &DriverName) -> bool {
+        let outside = self.outside(name);
+        let decision = self.state.read().decide(key, name, &outside, false);
         matches!(decision, Decision::Owns | Decision::Binds)
     }
 
     /// The source that a name belongs to, if it serves or served.
     pub fn owner_of(&self, name: &DriverName) -> Option<NameSource> {
-        match self.0.state.read().names.owner(name) {
+        match self.state.read().owner(name) {
             Some(NameOwner::Source(owner)) => Some(owner.clone()),
             _ => None,
         }
     }
 
     /// Reserves a name for a source, before it is called for anything but its description. Waits for what the files of other sources say.
-    pub async fn reserve_name(
-        &self,
+    pub async fn reserve(
+        self: &Arc<Self>,
         key: &str,
         name: &DriverName,
     ) -> Result<NameReservation, NameRefusal> {
-        let (mut changes, until) = (self.freed_changes(), Instant::now() + NAME_WAIT);
+        let (mut changes, until) = (self.changes(), Instant::now() + NAME_WAIT);
         loop {
             changes.mark_unchanged();
             let is_late = Instant::now() >= until;
@@ -350,24 +364,18 @@ impl Registry {
 
     /// Reserves a name, or refuses it at once.
     fn try_reserve(
-        &self,
+        self: &Arc<Self>,
         key: &str,
         name: &DriverName,
         is_late: bool,
     ) -> Result<NameReservation, NameRefusal> {
-        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
-        let mut state = self.0.state.write();
-        let decision = state.decide(key, name, has_claims, is_listed, is_late);
-        let source = state
-            .names
-            .facts
-            .get(key)
-            .and_then(|facts| facts.source.clone());
-        let source = match (decision, source) {
+        let outside = self.outside(name);
+        let mut state = self.state.write();
+        let decision = state.decide(key, name, &outside, is_late);
+        let source = match (decision, state.source(key)) {
             (Decision::Owns, Some(source)) => source,
             (Decision::Binds, Some(source)) => {
                 state
-                    .names
                     .reserved
                     .insert(name.clone(), (source.clone(), key.to_owned()));
                 source
@@ -377,31 +385,21 @@ impl Registry {
         };
         drop(state);
         Ok(NameReservation {
-            registry: self.clone(),
+            names: self.clone(),
             name: name.clone(),
             source,
             key: key.to_owned(),
         })
     }
 
-    /// Gives a name to a source until the daemon ends. `bind_name` makes that durable.
-    pub fn hold_name(&self, key: &str, name: &DriverName) -> Result<(), NameRefusal> {
-        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
-        let mut state = self.0.state.write();
-        let decision = state.decide(key, name, has_claims, is_listed, true);
-        let source = state
-            .names
-            .facts
-            .get(key)
-            .and_then(|facts| facts.source.clone());
-        match (decision, source) {
+    /// Gives a name to a source until the daemon ends. `bind` makes that durable.
+    pub fn hold(&self, key: &str, name: &DriverName) -> Result<(), NameRefusal> {
+        let outside = self.outside(name);
+        let mut state = self.state.write();
+        match (state.decide(key, name, &outside, true), state.source(key)) {
             (Decision::Owns, _) => Ok(()),
             (Decision::Binds, Some(source)) => {
-                let owner = Owner {
-                    owner: NameOwner::Source(source),
-                    is_durable: false,
-                };
-                state.names.owners.insert(name.clone(), owner);
+                state.set_owner(name.clone(), NameOwner::Source(source), false);
                 Ok(())
             }
             (Decision::Refused(why), _) => Err(why),
@@ -410,45 +408,34 @@ impl Registry {
     }
 
     /// Makes a name the source's durably. Does nothing if it is already.
-    pub async fn bind_name(&self, key: &str, name: &DriverName) -> Result<(), BindError> {
-        let _writing = self.0.writing_names.lock().await;
-        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
+    pub async fn bind(&self, key: &str, name: &DriverName) -> Result<(), BindError> {
+        let _writing = self.writing.lock().await;
+        let outside = self.outside(name);
         let source = {
-            let state = self.0.state.read();
-            let decision = state.decide(key, name, has_claims, is_listed, true);
-            let is_durable = state
-                .names
-                .owners
-                .get(name)
-                .is_some_and(|owner| owner.is_durable);
-            match (
-                decision,
-                state
-                    .names
-                    .facts
-                    .get(key)
-                    .and_then(|facts| facts.source.clone()),
-            ) {
+            let state = self.state.read();
+            let owner = state.owners.get(name);
+            let is_durable = owner.is_some_and(|owner| owner.is_durable);
+            match (state.decide(key, name, &outside, true), state.source(key)) {
                 (Decision::Owns, _) if is_durable => return Ok(()),
                 (Decision::Owns | Decision::Binds, Some(source)) => source,
                 (Decision::Refused(why), _) => return Err(why.into()),
                 (Decision::Waits, _) | (_, None) => return Err(NameRefusal::Undecided.into()),
             }
         };
-        self.store_name(name, source, None)
+        self.store_owner(name, source, None)
             .await
             .map_err(BindError::NotStored)
     }
 
     /// Writes the record of a name, and deletes those of names that belong to no source any more. The caller has the lock of the writes.
-    async fn store_name(
+    async fn store_owner(
         &self,
         name: &DriverName,
         source: NameSource,
         by: Option<Caller>,
     ) -> Result<(), Problem> {
-        let over = self.names_without_source(name);
-        if let Some(store) = self.0.store.get() {
+        let over = self.without_source(name);
+        if let Some(store) = self.store.get() {
             let record = NameRecord::new(Named::Driver(name.clone()), source.clone(), now_ms(), by);
             let mut changes = vec![Change::PutName(Arc::new(record))];
             changes.extend(
@@ -461,35 +448,28 @@ impl Registry {
                 .await
                 .map_err(|error| error.problem())?;
         }
-        let mut state = self.0.state.write();
-        let owners = &mut state.names.owners;
-        owners.retain(|name, _| !over.contains(name));
-        owners.insert(
-            name.clone(),
-            Owner {
-                owner: NameOwner::Source(source.clone()),
-                is_durable: true,
-            },
-        );
+        let mut state = self.state.write();
+        state.owners.retain(|name, _| !over.contains(name));
+        state.set_owner(name.clone(), NameOwner::Source(source.clone()), true);
         drop(state);
         tracing::info!(driver = %name, %source, "the name of a driver belongs to a source");
-        self.names_changed();
+        self.report_freed();
         Ok(())
     }
 
     /// Names whose source is gone and of which no claim is left, without `except`.
-    fn names_without_source(&self, except: &DriverName) -> BTreeSet<DriverName> {
-        let names: Vec<_> = self.0.state.read().names.owners.keys().cloned().collect();
+    fn without_source(&self, except: &DriverName) -> BTreeSet<DriverName> {
+        let names: Vec<_> = self.state.read().owners.keys().cloned().collect();
         let others = names.into_iter().filter(|name| name != except);
-        let claimed: Vec<_> = others.map(|name| (self.has_claims(&name), name)).collect();
-        let (state, is_listed) = (self.0.state.read(), self.is_listed());
-        let is_over = |(has_claims, name): &(bool, DriverName)| {
-            let known = state.known(None, name, *has_claims, is_listed);
+        let others: Vec<_> = others.map(|name| (self.outside(&name), name)).collect();
+        let state = self.state.read();
+        let is_over = |(outside, name): &(Outside, DriverName)| {
+            let known = state.known(None, name, outside);
             known
                 .owner
                 .is_some_and(|owner| presence(owner, name, &known) == Presence::Gone)
         };
-        claimed
+        others
             .into_iter()
             .filter(is_over)
             .map(|(_, name)| name)
@@ -497,27 +477,27 @@ impl Registry {
     }
 
     /// Gives a name to a source that describes it, by an operator's order: the source's key in the registry, or its file name without `.wasm`.
-    pub async fn assign_name(
+    pub async fn assign(
         &self,
         name: &DriverName,
         source: &str,
         by: Caller,
     ) -> Result<DriverView, Problem> {
-        let _writing = self.0.writing_names.lock().await;
+        let _writing = self.writing.lock().await;
         let (key, assigned, before) = self.assignable(name, source)?;
         let cause = by.to_string();
-        self.store_name(name, assigned, Some(by)).await?;
+        self.store_owner(name, assigned, Some(by)).await?;
         tracing::info!(target: "audit", driver = %name, source = key, by = cause, "driver name assigned");
         if let Some(before) = before {
-            self.update(before.kind, &before.source, |view| {
+            self.sources.update(before.kind, &before.source, |view| {
                 view.note("name assigned to another source", &cause, 0, None);
             });
         }
-        let kind = self.view(&key)?.kind;
-        self.update(kind, &key, |view| {
+        let kind = self.sources.view(&key)?.kind;
+        self.sources.update(kind, &key, |view| {
             view.note("name assigned", &cause, 0, None)
         });
-        self.view(&key)
+        self.sources.view(&key)
     }
 
     /// The key of a source to which a name can be assigned, the source, and the view of the source that serves under the name now.
@@ -526,11 +506,11 @@ impl Registry {
         name: &DriverName,
         wanted: &str,
     ) -> Result<(String, NameSource, Option<DriverView>), Problem> {
-        let state = self.0.state.read();
+        let state = self.state.read();
         let keys = [wanted.to_owned(), format!("{wanted}.wasm")];
         let found = keys
             .into_iter()
-            .find_map(|key| Some((state.names.facts.get(&key)?, key)));
+            .find_map(|key| Some((state.facts.get(&key)?, key)));
         let Some((facts, key)) = found else {
             let message =
                 format!("there is no source {wanted:?}: `nodedock get drivers` lists them");
@@ -559,7 +539,6 @@ impl Registry {
                 && matches!(&other.grant, Fact::Is(granted) if granted == name)
         };
         if let Some(rival) = state
-            .names
             .facts
             .values()
             .find(rival)
@@ -570,12 +549,11 @@ impl Registry {
             );
             return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
         }
-        let before = state
-            .serving
-            .get(name)
-            .map(|instances| instances.picked().source.clone());
+        drop(state);
+        let before = self.instances.source_of(name.as_str());
         let before = before.filter(|before| *before != key);
-        let before = before.and_then(|before| state.sources.get(&before).cloned());
+        // no error: a source that is gone by now has no view in which to note the assignment
+        let before = before.and_then(|before| self.sources.view(&before).ok());
         Ok((key, source, before))
     }
 }
@@ -587,14 +565,14 @@ impl NameReservation {
 
     /// Makes the name the source's durably, before it serves.
     pub async fn bind(&self) -> Result<(), BindError> {
-        self.registry.bind_name(&self.key, &self.name).await
+        self.names.bind(&self.key, &self.name).await
     }
 }
 
 impl Drop for NameReservation {
     fn drop(&mut self) {
-        let mut state = self.registry.0.state.write();
-        let reserved = &mut state.names.reserved;
+        let mut state = self.names.state.write();
+        let reserved = &mut state.reserved;
         let is_own = reserved
             .get(&self.name)
             .is_some_and(|(_, by)| *by == self.key);
@@ -603,7 +581,7 @@ impl Drop for NameReservation {
         }
         drop(state);
         if is_own {
-            self.registry.names_changed();
+            self.names.report_freed();
         }
     }
 }

@@ -3,59 +3,50 @@
 //! The sandbox decides; a task for each serving WASM driver watches it. The end of a quarantine drops the driver's recorded refusals,
 //! and callers that wait for the driver retry.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{DriverState, DriverView, Registry, State};
-use crate::driver::StoredDrivers;
+use parking_lot::Mutex;
+
+use super::instances::Instances;
+use super::sources::{DriverState, DriverView, Sources};
 use crate::driver::containment::{Containment, Quarantined};
+use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ChangedKind, DriverKind, DriverName, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
 
 /// A serving WASM driver, and its conduct.
-pub(super) struct Conduct {
+struct Conduct {
     driver: DriverName,
     containment: Arc<Containment>,
 }
 
-impl State {
-    /// Updates the state of a source to its driver's quarantine, which is returned. `None`: no change.
-    fn settle_conduct(
-        &mut self,
-        source: &str,
-        stored: Option<&Arc<dyn StoredDrivers>>,
-    ) -> Option<(DriverName, Option<Quarantined>)> {
-        let conduct = self.conducts.get(source)?;
-        let (driver, quarantined) = (conduct.driver.clone(), conduct.containment.quarantined());
-        let view = self.sources.get_mut(source)?;
-        match (&quarantined, view.state) {
-            (Some(quarantined), DriverState::Serving | DriverState::Quarantined) => {
-                if view.state == DriverState::Serving {
-                    view.note(
-                        "quarantined",
-                        "failures in a row",
-                        0,
-                        Some(quarantined.problem()),
-                    );
-                }
-                view.state = DriverState::Quarantined;
-                view.reason = quarantined.reason();
-            }
-            (None, DriverState::Quarantined) => {
-                view.state = DriverState::Serving;
-                view.reason = String::new();
-                view.note("serving", "quarantine over", 0, None);
-                self.renew(source, stored);
-            }
-            _ => return None,
-        }
-        Some((driver, quarantined))
-    }
+/// The owner of the conducts.
+pub struct Quarantines {
+    /// Conducts by source. Locked while a state and its condition change, so that an outdated quarantine is not shown last.
+    conducts: Mutex<BTreeMap<String, Conduct>>,
+    sources: Arc<Sources>,
+    instances: Arc<Instances>,
+    conditions: Conditions,
 }
 
-impl Registry {
+impl Quarantines {
+    pub(super) fn new(
+        sources: Arc<Sources>,
+        instances: Arc<Instances>,
+        conditions: Conditions,
+    ) -> Self {
+        Self {
+            conducts: Mutex::default(),
+            sources,
+            instances,
+            conditions,
+        }
+    }
+
     /// Publishes a serving driver's quarantines until `tasks` stop. Clears earlier ones of the source.
-    pub fn follow_conduct(
-        &self,
+    pub fn follow(
+        self: &Arc<Self>,
         source: &str,
         driver: &DriverName,
         containment: &Arc<Containment>,
@@ -66,12 +57,12 @@ impl Registry {
             driver: driver.clone(),
             containment: Arc::clone(containment),
         };
-        let mut state = self.0.state.write();
-        let before = state.conducts.insert(source.to_owned(), conduct);
-        self.forget_conduct(before);
-        drop(state);
-        self.settle_conduct(source);
-        let (registry, source, stopped) = (self.clone(), source.to_owned(), tasks.stopped());
+        let mut conducts = self.conducts.lock();
+        let before = conducts.insert(source.to_owned(), conduct);
+        self.clear(before);
+        drop(conducts);
+        self.settle(source);
+        let (quarantines, source, stopped) = (self.clone(), source.to_owned(), tasks.stopped());
         tasks.spawn("driver-quarantine", async move {
             tokio::pin!(stopped);
             loop {
@@ -81,59 +72,64 @@ impl Registry {
                     // Safe to drop: the next iteration sees the change.
                     changed = changes.changed() => if changed.is_err() { return },
                 }
-                registry.settle_conduct(&source);
+                quarantines.settle(&source);
             }
         });
     }
 
-    /// Drops the recorded conduct of a source, if any. Called with the state locked, since the condition is part of it.
-    pub(super) fn forget_conduct(&self, before: Option<Conduct>) {
+    /// Drops the conduct of a source, if any.
+    pub(super) fn forget(&self, source: &str) {
+        let mut conducts = self.conducts.lock();
+        self.clear(conducts.remove(source));
+    }
+
+    /// Clears the condition of a conduct. Called with the conducts locked.
+    fn clear(&self, before: Option<Conduct>) {
         if let Some(before) = before {
-            self.0
-                .conditions
+            self.conditions
                 .clear(ProblemCode::DriverQuarantined, before.driver.as_str());
         }
     }
 
-    fn settle_conduct(&self, source: &str) {
-        let mut state = self.0.state.write();
-        let settled = state.settle_conduct(source, self.stored_drivers());
-        let Some((driver, quarantined)) = settled else {
+    /// Updates the state of a source and the conditions to its driver's quarantine.
+    fn settle(&self, source: &str) {
+        let conducts = self.conducts.lock();
+        let Some(conduct) = conducts.get(source) else {
             return;
         };
-        // With the state locked: otherwise an outdated quarantine could be published last.
-        let now = match &quarantined {
-            Some(quarantined) => {
-                self.0
+        let (driver, quarantined) = (conduct.driver.clone(), conduct.containment.quarantined());
+        let settled = self.sources.change(source, |view| {
+            settle(view, quarantined.as_ref())?;
+            // With the source locked: it is not shown in quarantine without the condition.
+            match &quarantined {
+                Some(quarantined) => self.conditions.set(driver.as_str(), quarantined.problem()),
+                None => self
                     .conditions
-                    .set(driver.as_str(), quarantined.problem());
-                DriverState::Quarantined
+                    .clear(ProblemCode::DriverQuarantined, driver.as_str()),
             }
-            None => {
-                self.0
-                    .conditions
-                    .clear(ProblemCode::DriverQuarantined, driver.as_str());
-                DriverState::Serving
-            }
+            Some(view.state)
+        });
+        let Some(state) = settled.flatten() else {
+            return;
         };
-        drop(state);
-        if quarantined.is_none() {
-            self.0.serving.send();
+        if state == DriverState::Serving {
+            self.instances.renew(source);
         }
-        self.0
-            .changes
-            .report(ChangedKind::Driver, driver, now.as_str());
+        drop(conducts);
+        self.sources.report(&driver, state);
     }
 
-    /// Ends a driver's quarantine, by driver name or file name.
-    pub fn resume(&self, name: &str) -> Result<DriverView, Problem> {
-        let source = self.known_source(name)?;
-        let view = self.view(&source)?;
-        let conduct = |state: &State| Some(Arc::clone(&state.conducts.get(&source)?.containment));
-        let containment = conduct(&self.0.state.read());
+    /// Ends the quarantine of a source's driver. `name`: as the operator calls it.
+    pub(super) fn resume(&self, source: &str, name: &str) -> Result<DriverView, Problem> {
+        let view = self.sources.view(source)?;
         if view.kind != DriverKind::Wasm {
             return Err(native(&view));
         }
+        let conducts = self.conducts.lock();
+        let containment = conducts
+            .get(source)
+            .map(|conduct| conduct.containment.clone());
+        drop(conducts);
         if !containment.is_some_and(|containment| containment.resume()) {
             return Err(not_quarantined(&view));
         }
@@ -142,19 +138,40 @@ impl Registry {
             file = source,
             "quarantine ended by an operator"
         );
-        self.settle_conduct(&source);
-        self.view(&source)
+        self.settle(source);
+        self.sources.view(source)
     }
 }
 
-fn called(view: &DriverView) -> &str {
-    view.name.as_ref().map_or(&view.source, DriverName::as_str)
+/// Changes the state of a source to its driver's quarantine. `None`: no change.
+fn settle(view: &mut DriverView, quarantined: Option<&Quarantined>) -> Option<()> {
+    match (quarantined, view.state) {
+        (Some(quarantined), DriverState::Serving | DriverState::Quarantined) => {
+            if view.state == DriverState::Serving {
+                view.note(
+                    "quarantined",
+                    "failures in a row",
+                    0,
+                    Some(quarantined.problem()),
+                );
+            }
+            view.state = DriverState::Quarantined;
+            view.reason = quarantined.reason();
+        }
+        (None, DriverState::Quarantined) => {
+            view.state = DriverState::Serving;
+            view.reason = String::new();
+            view.note("serving", "quarantine over", 0, None);
+        }
+        _ => return None,
+    }
+    Some(())
 }
 
 fn native(view: &DriverView) -> Problem {
     let message = format!(
         "driver {} is a native plugin, and only WASM drivers are put in quarantine: restart the plugin instead",
-        called(view)
+        view.called()
     );
     Problem::invalid(ProblemCode::DriverNative, message)
 }
@@ -162,7 +179,7 @@ fn native(view: &DriverView) -> Problem {
 fn not_quarantined(view: &DriverView) -> Problem {
     let message = format!(
         "driver {} is {}: there is no quarantine to end",
-        called(view),
+        view.called(),
         view.state.as_str()
     );
     Problem::conflict(ProblemCode::DriverNotQuarantined, message)

@@ -1,12 +1,14 @@
 mod quarantine;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use super::reloads::RELOADS_WAITING_MAX;
 use super::*;
 use crate::driver::{DriverIdentity, Link, Published};
-use nodedock_model::{Inventory, Pool};
+use nodedock_model::{Device, DeviceName, Inventory, Pool, PoolName, limit};
 
 fn name(short: &str) -> DriverName {
     DriverName::new(format!("{short}.example.com")).unwrap()
@@ -42,13 +44,13 @@ fn version(registry: &Registry, short: &str) -> Option<String> {
 
 /// Sets the state of a source, as its worker does.
 fn show(registry: &Registry, source: &str, short: &str, state: DriverState, reason: &str) {
-    registry.update(DriverKind::Wasm, source, |view| {
+    registry.sources.update(DriverKind::Wasm, source, |view| {
         (view.name, view.state, view.reason) = (Some(name(short)), state, reason.to_owned());
     });
 }
 
 #[test]
-fn a_name_is_the_first_sources_until_it_retires() {
+fn first_source_keeps_the_name() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     assert_eq!(
@@ -63,7 +65,7 @@ fn a_name_is_the_first_sources_until_it_retires() {
 }
 
 #[test]
-fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
+fn newest_connected_instance_serves() {
     let (registry, connected) = (
         registry(),
         Arc::new(std::sync::Mutex::new([true, true, false])),
@@ -100,17 +102,17 @@ fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
             "{now:?}"
         );
         assert_eq!(
-            registry.connected().contains(&name("gpu")),
+            registry.instances.connected().contains(&name("gpu")),
             now.contains(&true),
             "{now:?}"
         );
     }
     registry.serve("a.wasm", driver("nic", "1")).unwrap();
-    assert_eq!(registry.connected(), [name("nic")].into());
+    assert_eq!(registry.instances.connected(), [name("nic")].into());
 }
 
 #[test]
-fn a_refused_source_keeps_what_it_served_before() {
+fn refused_source_keeps_its_driver() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.serve("b.wasm", driver("nic", "1")).unwrap();
@@ -119,12 +121,12 @@ fn a_refused_source_keeps_what_it_served_before() {
 }
 
 #[test]
-fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
+fn renamed_source_frees_its_name() {
     let registry = registry();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.serve("a.wasm", driver("gpu", "2")).unwrap();
     assert_eq!(version(&registry, "gpu").as_deref(), Some("2"));
-    let freed = registry.freed_changes();
+    let freed = registry.names.changes();
     registry.serve("a.wasm", driver("nic", "3")).unwrap();
     assert_eq!(
         (
@@ -133,7 +135,7 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
         ),
         (None, Some("3"))
     );
-    assert_eq!(registry.all_serving().len(), 1);
+    assert_eq!(registry.instances.all().len(), 1);
     assert!(
         freed.has_changed().unwrap(),
         "callers that wait for the name are notified"
@@ -142,19 +144,19 @@ fn a_source_that_names_itself_otherwise_gives_its_old_name_up() {
 
 /// A source that was removed while its driver served left the driver callable and invisible.
 #[test]
-fn a_source_that_is_removed_serves_no_more() {
+fn removed_source_stops_serving() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     registry.remove("a.wasm");
-    assert!(registry.list().is_empty() && registry.all_serving().is_empty());
+    assert!(registry.list().is_empty() && registry.instances.all().is_empty());
     registry.remove("a.wasm");
 }
 
 #[test]
-fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
+fn only_serving_starts_are_reported() {
     let registry = registry();
-    let mut serving = registry.serving_changes();
+    let mut serving = registry.instances.changes();
     registry.serve("a.wasm", driver("gpu", "1")).unwrap();
     assert!(serving.has_changed().unwrap());
     serving.mark_unchanged();
@@ -164,7 +166,7 @@ fn a_driver_that_begins_to_serve_is_reported_and_an_end_or_a_refusal_is_not() {
 }
 
 #[test]
-fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
+fn unserved_driver_problem_names_its_state() {
     let registry = registry();
     let problem = registry.serving(&name("gpu")).err().unwrap();
     assert_eq!(
@@ -191,18 +193,18 @@ fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
         "driver gpu.example.com (a.wasm) is compiled: it is being loaded"
     );
     // One that is not known by name may be any.
-    registry.update(DriverKind::Wasm, "b.wasm", |_| ());
+    registry.sources.update(DriverKind::Wasm, "b.wasm", |_| ());
     let problem = registry.serving(&name("nic")).err().unwrap();
     assert_eq!(
         problem.message,
         "driver nic.example.com is not here yet: b.wasm is being loaded"
     );
     assert!(registry.is_under_way(&name("nic")));
-    registry.update(DriverKind::Wasm, "b.wasm", |view| {
+    registry.sources.update(DriverKind::Wasm, "b.wasm", |view| {
         view.state = DriverState::Failed
     });
     assert!(!registry.is_under_way(&name("nic")));
-    registry.set_listed(false);
+    registry.names.set_listed(false);
     let problem = registry.serving(&name("nic")).err().unwrap();
     assert_eq!(
         problem.message,
@@ -212,7 +214,7 @@ fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
 }
 
 #[test]
-fn a_device_is_as_its_driver_last_described_it() {
+fn device_matches_its_latest_description() {
     let registry = registry();
     let pool = PoolName::new("node-1").unwrap();
     let device = Device {
@@ -237,14 +239,17 @@ fn a_device_is_as_its_driver_last_described_it() {
             },
         )
         .unwrap();
-    assert_eq!(registry.device(&name("gpu"), "node-1", "gpu-0"), None);
+    assert_eq!(
+        registry.instances.device(&name("gpu"), "node-1", "gpu-0"),
+        None
+    );
     let inventory = Inventory { pools };
     published.send_replace(Arc::new(Published {
         inventory,
         ..Published::default()
     }));
     assert_eq!(
-        registry.device(&name("gpu"), "node-1", "gpu-0"),
+        registry.instances.device(&name("gpu"), "node-1", "gpu-0"),
         Some(device)
     );
     for (short, pool, device) in [
@@ -252,12 +257,12 @@ fn a_device_is_as_its_driver_last_described_it() {
         ("gpu", "NO POOL", "gpu-0"),
         ("nic", "node-1", "gpu-0"),
     ] {
-        assert_eq!(registry.device(&name(short), pool, device), None);
+        assert_eq!(registry.instances.device(&name(short), pool, device), None);
     }
 }
 
 #[test]
-fn changes_are_published_when_state_or_reason_change() {
+fn changed_state_or_reason_is_published() {
     let changes = Changes::default();
     let (registry, mut listener) = (
         Registry::new(changes.clone(), Conditions::default(), None),
@@ -277,7 +282,7 @@ fn changes_are_published_when_state_or_reason_change() {
 fn a_sources_history_is_bounded() {
     let registry = registry();
     for n in 0..limit::TIMELINE_MAX + 5 {
-        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+        registry.sources.update(DriverKind::Wasm, "a.wasm", |view| {
             view.note(&format!("step {n}"), "test", 0, None)
         });
     }
@@ -289,7 +294,7 @@ fn a_sources_history_is_bounded() {
 }
 
 #[tokio::test]
-async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
+async fn reload_accepts_driver_or_source() {
     let registry = registry();
     show(
         &registry,
@@ -298,8 +303,8 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
         DriverState::Failed,
         "no component",
     );
-    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
-    assert!(registry.take_reloads(DriverKind::Wasm).is_none());
+    let mut reloads = registry.reloads.take(DriverKind::Wasm).unwrap();
+    assert!(registry.reloads.take(DriverKind::Wasm).is_none());
     for asked in ["gpu.example.com", "a.wasm"] {
         let work = async {
             let request = reloads.recv().await.unwrap();
@@ -323,10 +328,10 @@ async fn a_reload_is_by_driver_or_source_and_answers_what_became_of_it() {
 }
 
 #[tokio::test]
-async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_changed() {
+async fn busy_worker_refuses_more_reloads() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
-    let mut reloads = registry.take_reloads(DriverKind::Wasm).unwrap();
+    let mut reloads = registry.reloads.take(DriverKind::Wasm).unwrap();
     let (worker, mut inbox) = mpsc::channel(4);
     let mut ask = async |worker: &mpsc::Sender<_>| {
         let registry = registry.clone();
@@ -360,24 +365,27 @@ async fn a_worker_with_many_orders_gets_no_more_reloads_and_has_room_for_what_ch
 }
 
 #[tokio::test]
-async fn a_task_that_ended_does_not_answer() {
+async fn ended_task_does_not_answer() {
     let registry = registry();
     for kind in [DriverKind::Wasm, DriverKind::Grpc] {
-        let mut reloads = registry.take_reloads(kind).unwrap();
+        let mut reloads = registry.reloads.take(kind).unwrap();
         let work = async { drop(reloads.recv().await.unwrap()) };
-        assert_eq!(tokio::join!(registry.answers(kind), work), (true, ()));
+        assert_eq!(
+            tokio::join!(registry.reloads.answers(kind), work),
+            (true, ())
+        );
         let end = async { drop(reloads) };
         assert_eq!(
-            tokio::join!(registry.answers(kind), end),
+            tokio::join!(registry.reloads.answers(kind), end),
             (false, ()),
             "while it was asked"
         );
-        assert!(!registry.answers(kind).await, "before it was asked");
+        assert!(!registry.reloads.answers(kind).await, "before it was asked");
     }
 }
 
 #[tokio::test]
-async fn reloads_beyond_the_bound_get_an_error_to_retry() {
+async fn excess_reloads_are_refused() {
     let registry = registry();
     show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
     let waiting: Vec<_> = (0..RELOADS_WAITING_MAX)

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_list_is_taken_as_it_is() {
+    fn good_list_is_accepted_unchanged() {
         let (devices, faults) = screen(&[device("b", &[0]), sick("a")], 10);
         assert_eq!(
             (devices.len(), devices["a"].healthy, devices["b"].healthy),
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absurd_is_dropped_and_said() {
+    fn faulty_entries_are_dropped_and_reported() {
         let long = "x".repeat(DEVICE_ID_BYTES_MAX + 1);
         let fits = "x".repeat(DEVICE_ID_BYTES_MAX);
         let (devices, faults) = screen(
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_devices_are_cut_to_the_same_ones_in_any_order() {
+    fn device_limit_ignores_list_order() {
         let mut listed: Vec<_> = (0..100_000)
             .map(|n| device(&format!("{n:06}"), &[n % 4]))
             .collect();

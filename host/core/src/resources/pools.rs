@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_that_carry_a_name_are_offered_under_it() {
+    fn named_pools_are_offered_as_resource() {
         let shared = Device {
             allow_multiple_allocations: true,
             numa_nodes: vec![1, 0, 1],

@@ -30,11 +30,11 @@ pub enum ResourceSource {
 pub struct ResourceView {
     pub name: ExtendedResource,
     pub source: ResourceSource,
-    /// Whether its source is connected: without it a resource stays for a grace period, with no healthy device.
+    /// True if its source is connected: without it a resource stays for a grace period, with no healthy device.
     pub active: bool,
-    /// Of a device plugin that has listed its devices.
+    /// Options of a device plugin that has listed its devices.
     pub options: Option<DeviceOptions>,
-    /// By id.
+    /// Devices by ID.
     pub devices: Vec<DeviceView>,
 }
 
@@ -64,13 +64,13 @@ pub struct DeviceView {
 /// The extended resources of a node, as a kubelet counts them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Capacity {
-    /// By name.
+    /// Resources by name.
     pub resources: Vec<ResourceView>,
     /// Resources that went since the start: a node that showed them shows zero.
     pub removed: Vec<ExtendedResource>,
 }
 
-/// What hints are computed for.
+/// Scope for which hints are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HintScope {
     /// Each container by itself.

@@ -5,9 +5,7 @@ use std::sync::LazyLock;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
-use crate::sysfs::{
-    SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, pci, stat,
-};
+use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, stat};
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -32,10 +30,10 @@ static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
 /// A file that may be written, or the binding of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
-    /// Without links.
+    /// Path without links.
     pub path: String,
     pub inode: u64,
-    /// Without its line ending. `None`: the kernel gives no value, or it is not text, or longer than what can be written.
+    /// Value without its line ending. `None`: the kernel gives no value, or it is not text, or longer than what can be written.
     pub value: Option<String>,
 }
 
@@ -44,7 +42,7 @@ pub struct Attribute {
 pub struct Written {
     /// The kernel's refusal.
     pub outcome: Result<(), Problem>,
-    /// What the file reads as afterwards. `None` as of an [`Attribute`]; an error: it could not be read back.
+    /// Value of the file afterwards. `None` as in an [`Attribute`]; an error: it could not be read back.
     pub value: Result<Option<String>, Problem>,
 }
 
@@ -63,12 +61,9 @@ impl SysfsRoot {
         })
     }
 
-    /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
-    pub fn store(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
+    /// Writes to the file that was read before.
+    pub(super) fn write(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
         let path = &attribute.path;
-        if pci::is_binding(path) {
-            return self.bind(attribute, value);
-        }
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(path, flags, ResolveFlags::NO_SYMLINKS)?;
         let found = stat(path, &file)?;

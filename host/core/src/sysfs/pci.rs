@@ -1,4 +1,4 @@
-//! Kernel drivers of PCI functions: which one a function is bound to, whether the node uses the function, and binding it to another one.
+//! Kernel drivers of PCI functions: which one a function is bound to, and binding it to another one.
 //! Blocking functions, not for async threads.
 //!
 //! A binding is treated like a value below `/sys`: its path is `driver` in the function's directory, so that it is locked, recorded,
@@ -6,17 +6,13 @@
 //! documentation (Documentation/ABI/testing/sysfs-bus-pci): `driver_override`, `unbind`, `drivers_probe`.
 
 use std::fmt;
-use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::io::Write;
 use std::str::FromStr;
-use std::time::Instant;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
+use rustix::fs::{OFlags, ResolveFlags};
 
-use super::{Reader, SysfsRoot, stat};
+use super::{SysfsRoot, stat};
 use crate::sysfs::attribute::{Attribute, Written, replaced};
-use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{KeptValue, Problem, ProblemCode};
 
@@ -119,13 +115,6 @@ impl From<&str> for Binding {
     }
 }
 
-/// Files by which the host knows what the node uses: `/proc` and `/dev`, or those of a test.
-#[derive(Debug, Clone, Copy)]
-pub struct NodeUse<'a> {
-    pub proc: &'a Path,
-    pub dev: &'a Path,
-}
-
 /// Checks the name of a kernel driver.
 pub fn check_driver_name(name: &str) -> Result<(), Problem> {
     let plain = name
@@ -141,13 +130,13 @@ pub fn check_driver_name(name: &str) -> Result<(), Problem> {
     ))
 }
 
-/// Whether a recorded path is that of a binding.
+/// Returns whether a recorded path is that of a binding.
 pub(super) fn is_binding(path: &str) -> bool {
     PciAddress::of_binding(path).is_some()
 }
 
-/// Whether a binding is the one that a driver left, or one between two steps: then the function has no kernel driver, or the override of
-/// the driver's.
+/// Returns whether a binding is the one that a driver left, or one between two steps: then the function has no kernel driver, or the
+/// override of the driver's.
 pub(super) fn may_have_left(kept: &KeptValue, now: &str) -> bool {
     let now = Binding::from(now);
     let left = [&kept.after, &kept.pending]
@@ -163,14 +152,23 @@ pub(super) fn may_have_left(kept: &KeptValue, now: &str) -> bool {
             .any(|left| is_left(Binding::from(left.as_str())))
 }
 
+/// The PCI functions of a machine.
+pub struct PciFunctions<'a>(&'a SysfsRoot);
+
 impl SysfsRoot {
+    pub fn pci(&self) -> PciFunctions<'_> {
+        PciFunctions(self)
+    }
+}
+
+impl PciFunctions<'_> {
     /// Returns the functions that a bind of this one concerns, sorted: for a `vfio` driver its IOMMU group without bridges.
     pub fn bound_together(
         &self,
         address: &PciAddress,
         driver: &str,
     ) -> Result<Vec<PciAddress>, Problem> {
-        self.function_directory(address)?;
+        self.directory(address)?;
         if !driver.starts_with("vfio") && !driver.ends_with("_vfio_pci") {
             return Ok(vec![address.clone()]);
         }
@@ -184,7 +182,7 @@ impl SysfsRoot {
 
     /// Returns the functions of the IOMMU group without bridges, sorted, or the function alone.
     pub fn group_of(&self, address: &PciAddress) -> Result<Vec<PciAddress>, Problem> {
-        self.function_directory(address)?;
+        self.directory(address)?;
         Ok(self
             .iommu_group(address)?
             .unwrap_or_else(|| vec![address.clone()]))
@@ -192,8 +190,8 @@ impl SysfsRoot {
 
     /// Returns the binding of a function, as a value whose path is `driver` in its directory.
     pub fn binding(&self, address: &PciAddress) -> Result<Attribute, Problem> {
-        let directory = self.function_directory(address)?;
-        let open = self.open_beneath(
+        let directory = self.directory(address)?;
+        let open = self.0.open_beneath(
             &directory,
             OFlags::PATH | OFlags::CLOEXEC,
             ResolveFlags::NO_SYMLINKS,
@@ -214,29 +212,8 @@ impl SysfsRoot {
     }
 
     /// Returns whether the kernel has a driver for PCI functions.
-    pub fn has_pci_driver(&self, driver: &str) -> Result<bool, Problem> {
-        self.exists(&format!("{DRIVERS}/{driver}"))
-    }
-
-    /// Returns why the node uses a function: a disk, an interface that is up, VFs, the console. `None`: it does not.
-    pub fn in_use(
-        &self,
-        address: &PciAddress,
-        node: NodeUse<'_>,
-    ) -> Result<Option<String>, Problem> {
-        let directory = self.function_directory(address)?;
-        let checks = [
-            Self::disk_in_use,
-            Self::interface_in_use,
-            Self::vfs_in_use,
-            Self::console_in_use,
-        ];
-        for check in checks {
-            if let Some(reason) = check(self, &directory, node)? {
-                return Ok(Some(reason));
-            }
-        }
-        Ok(None)
+    pub fn has_driver(&self, driver: &str) -> Result<bool, Problem> {
+        self.0.exists(&format!("{DRIVERS}/{driver}"))
     }
 
     /// Binds a function to what `value` says, and back to what it was if the kernel does otherwise. The function is still the one that
@@ -300,8 +277,8 @@ impl SysfsRoot {
     }
 
     /// The directory of a function without links.
-    fn function_directory(&self, address: &PciAddress) -> Result<String, Problem> {
-        let directory = self.resolve(&format!("{DEVICES}/{address}"))?;
+    pub(super) fn directory(&self, address: &PciAddress) -> Result<String, Problem> {
+        let directory = self.0.resolve(&format!("{DEVICES}/{address}"))?;
         if directory.starts_with("devices/") && directory.ends_with(&format!("/{address}")) {
             return Ok(directory);
         }
@@ -311,16 +288,16 @@ impl SysfsRoot {
 
     fn iommu_group(&self, address: &PciAddress) -> Result<Option<Vec<PciAddress>>, Problem> {
         let devices = format!("{DEVICES}/{address}/iommu_group/devices");
-        if !self.exists(&devices)? {
+        if !self.0.exists(&devices)? {
             return Ok(None);
         }
         let mut group = Vec::new();
-        for name in self.read_dir(&devices)? {
+        for name in self.0.read_dir(&devices)? {
             // A group may have devices of other buses, which no kernel driver for PCI functions takes.
             let Ok(member) = name.parse::<PciAddress>() else {
                 continue;
             };
-            let class = self.find_text(&format!("{DEVICES}/{member}/class"))?;
+            let class = self.0.find_text(&format!("{DEVICES}/{member}/class"))?;
             if !class.is_some_and(|class| class.starts_with(BRIDGE_CLASS)) {
                 group.push(member);
             }
@@ -330,11 +307,16 @@ impl SysfsRoot {
 
     fn binding_in(&self, directory: &str) -> Result<Binding, Problem> {
         let link = format!("{directory}/driver");
-        let driver = match self.exists(&link)? {
-            true => self.read_link(&link)?.rsplit('/').next().map(str::to_owned),
+        let driver = match self.0.exists(&link)? {
+            true => self
+                .0
+                .read_link(&link)?
+                .rsplit('/')
+                .next()
+                .map(str::to_owned),
             false => None,
         };
-        let forced = self.find_text(&format!("{directory}/driver_override"))?;
+        let forced = self.0.find_text(&format!("{directory}/driver_override"))?;
         Ok(Binding {
             driver,
             forced: forced.filter(|forced| !matches!(forced.as_str(), "" | "(null)")),
@@ -344,10 +326,10 @@ impl SysfsRoot {
     /// One system call to a file of the host's own choice, which drivers may not write.
     fn write_once(&self, path: &str, value: &str) -> Result<(), Problem> {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = self.open_beneath(path, flags, ResolveFlags::empty())?;
+        let file = self.0.open_beneath(path, flags, ResolveFlags::empty())?;
         std::fs::File::from(file)
             .write_all(value.as_bytes())
-            .and_then(|()| self.written(path, value))
+            .and_then(|()| self.0.written(path, value))
             .map_err(|error| {
                 let message = format!(
                     "the kernel refused {:?} in /sys/{path}: {error}",
@@ -355,206 +337,6 @@ impl SysfsRoot {
                 );
                 Problem::unavailable(ProblemCode::BindFailed, message)
             })
-    }
-
-    /// Names in a directory; none if it does not exist. A directory that cannot be read is an error: what is unknown is no permission.
-    fn entries(&self, path: &str) -> Result<Vec<String>, Problem> {
-        match self.names(path, Instant::now() + LOOK_WALL, Reader::Host) {
-            Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
-            Err(problem) if problem.code == ProblemCode::NoSuchPath => Ok(Vec::new()),
-            Err(problem) => Err(problem),
-        }
-    }
-
-    /// Entries of a class whose directories are below a device.
-    fn class_below(&self, class: &str, directory: &str) -> Result<Vec<String>, Problem> {
-        let below = format!("{directory}/");
-        let mut names = Vec::new();
-        for name in self.entries(&format!("class/{class}"))? {
-            let path = self.find(&format!("class/{class}/{name}"))?;
-            if path.is_some_and(|path| path.starts_with(&below)) {
-                names.push(name);
-            }
-        }
-        Ok(names)
-    }
-
-    fn disk_in_use(&self, directory: &str, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        let mut disks = self.class_below("block", directory)?;
-        // With native multipathing the disk of an NVMe controller belongs to its subsystem, which is a virtual device.
-        for controller in self.class_below("nvme", directory)? {
-            for subsystem in self.entries("class/nvme-subsystem")? {
-                let subsystem = format!("class/nvme-subsystem/{subsystem}");
-                if self.exists(&format!("{subsystem}/{controller}"))? {
-                    disks.extend(self.class_below("block", &self.resolve(&subsystem)?)?);
-                }
-            }
-        }
-        self.block_devices_in_use(disks, node)
-    }
-
-    /// Why the node uses a block device, or a partition of it; `directory` is the device's, without links. A device that the daemon may not open
-    /// counts as used.
-    pub fn block_device_in_use(
-        &self,
-        directory: &str,
-        node: NodeUse<'_>,
-    ) -> Result<Option<String>, Problem> {
-        let mut disks = self.class_below("block", directory)?;
-        disks.extend(directory.rsplit('/').next().map(str::to_owned));
-        self.block_devices_in_use(disks, node)
-    }
-
-    fn block_devices_in_use(
-        &self,
-        disks: Vec<String>,
-        node: NodeUse<'_>,
-    ) -> Result<Option<String>, Problem> {
-        if disks.is_empty() {
-            return Ok(None);
-        }
-        let unknown = |name: &str, error: &std::io::Error| {
-            let path = node.proc.join(name);
-            let message = format!(
-                "whether a disk is mounted is unknown: {}: {error}",
-                path.display()
-            );
-            Problem::unavailable(ProblemCode::IoError, message)
-        };
-        let read = |name: &str| std::fs::read_to_string(node.proc.join(name));
-        let mounts = read("self/mountinfo").map_err(|error| unknown("self/mountinfo", &error))?;
-        let swaps = match read("swaps") {
-            // A kernel without swap.
-            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            swaps => swaps.map_err(|error| unknown("swaps", &error))?,
-        };
-        for name in disks {
-            let holders = self.entries(&format!("class/block/{name}/holders"))?;
-            // In `/dev` the exclamation mark of a name is a slash (`cciss!c0d0`).
-            let disk = name.replace('!', "/");
-            if let Some(holder) = holders.first() {
-                return Ok(Some(format!("disk {disk} is part of {holder}")));
-            }
-            let number = self
-                .find_text(&format!("class/block/{name}/dev"))?
-                .unwrap_or_default();
-            if is_mounted(&mounts, &number, &disk) {
-                return Ok(Some(format!("disk {disk} is mounted")));
-            }
-            if swaps
-                .lines()
-                .any(|line| line.split_whitespace().next() == Some(&format!("/dev/{disk}")))
-            {
-                return Ok(Some(format!("the node swaps to disk {disk}")));
-            }
-            // Finds what the others do not: volumes of ZFS, and mounts in other mount namespaces.
-            if let Some(reason) =
-                why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number))?
-            {
-                return Ok(Some(reason));
-            }
-        }
-        Ok(None)
-    }
-
-    fn interface_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        for name in self.class_below("net", directory)? {
-            let interface = format!("class/net/{name}");
-            let flags = self
-                .find_text(&format!("{interface}/flags"))?
-                .unwrap_or_default();
-            let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
-            // IFF_UP. Routes and addresses are in the node's network namespace, which the daemon may not be in.
-            if flags & 1 == 1 {
-                return Ok(Some(format!("interface {name} is up: set it down first")));
-            }
-            if self.interface_above(&name)?.is_some() {
-                return Ok(Some(format!(
-                    "interface {name} is part of a bond, bridge or VLAN"
-                )));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The bond, bridge or other interface that an interface is part of.
-    pub fn interface_above(&self, name: &str) -> Result<Option<String>, Problem> {
-        let entries = self.entries(&format!("class/net/{name}"))?;
-        Ok(entries
-            .into_iter()
-            .find(|entry| entry == "master" || entry.starts_with("upper_")))
-    }
-
-    fn vfs_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        let vfs = self
-            .find_text(&format!("{directory}/sriov_numvfs"))?
-            .unwrap_or_default();
-        Ok((!matches!(vfs.as_str(), "" | "0")).then(|| format!("it has {vfs} virtual functions")))
-    }
-
-    fn console_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        if self.find_text(&format!("{directory}/boot_vga"))?.as_deref() == Some("1") {
-            return Ok(Some(
-                "it is the display of the console (boot_vga)".to_owned(),
-            ));
-        }
-        let consoles = self
-            .find_text("class/tty/console/active")?
-            .unwrap_or_default();
-        let terminals = self.class_below("tty", directory)?;
-        let console = terminals
-            .into_iter()
-            .find(|name| consoles.split_whitespace().any(|active| active == name));
-        Ok(console.map(|name| format!("terminal {name} is the console")))
-    }
-}
-
-/// Whether a line of `mountinfo` (proc(5)) has the number of a device, or names it as its source (btrfs has numbers of its own).
-fn is_mounted(mounts: &str, number: &str, disk: &str) -> bool {
-    mounts.lines().any(|line| {
-        let source = line
-            .split(" - ")
-            .nth(1)
-            .and_then(|rest| rest.split_whitespace().nth(1));
-        let is_number = !number.is_empty() && line.split_whitespace().nth(2) == Some(number);
-        is_number || source == Some(&format!("/dev/{disk}"))
-    })
-}
-
-/// Opens a disk exclusively (`O_EXCL`, open(2)), and closes it: `EBUSY` if a file system, a volume or a program has it. A device cgroup,
-/// such as that of a pod, forbids it (`EPERM`). A node that is missing or another device's says nothing.
-fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let found = match rustix::fs::stat(node) {
-        Err(Errno::NOENT) => return Ok(()),
-        found => found?,
-    };
-    let numbers = format!(
-        "{}:{}",
-        rustix::fs::major(found.st_rdev),
-        rustix::fs::minor(found.st_rdev)
-    );
-    match numbers == number {
-        true => rustix::fs::open(node, flags, Mode::empty()).map(drop),
-        false => Ok(()),
-    }
-}
-
-/// What the outcome of an exclusive open says of the use of a disk. A disk that the daemon may not open counts as used.
-fn why_not_opened(disk: &str, opened: rustix::io::Result<()>) -> Result<Option<String>, Problem> {
-    match opened {
-        // Without a medium, or being removed, it is in no use.
-        Ok(()) | Err(Errno::NOMEDIUM | Errno::NXIO | Errno::NODEV) => Ok(None),
-        Err(Errno::BUSY) => Ok(Some(format!(
-            "a program or a volume of the node has disk {disk} for itself"
-        ))),
-        Err(Errno::PERM | Errno::ACCESS) => Ok(Some(format!(
-            "the node may use disk {disk}, and the daemon is not permitted to open it to find out"
-        ))),
-        Err(errno) => {
-            let message = format!("whether the node uses disk {disk} is unknown: {errno}");
-            Err(Problem::unavailable(ProblemCode::IoError, message))
-        }
     }
 }
 

@@ -2,8 +2,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
+use super::super::in_use::{NodeUse, why_not_opened};
 use super::*;
 use nodedock_model::PutBackEnd;
+use rustix::io::Errno;
 
 /// A machine: functions of one IOMMU group, and what the node has of them.
 struct Machine {
@@ -95,28 +97,26 @@ impl Machine {
 
     fn use_of(&self, address: &str) -> Option<String> {
         let (proc, dev) = (self.path("proc"), self.path("dev"));
-        self.sys
-            .in_use(
-                &at(address),
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )
-            .unwrap()
+        let sysfs = &self.sys;
+        let node = NodeUse {
+            sysfs,
+            proc: &proc,
+            dev: &dev,
+        };
+        node.function(&at(address)).unwrap()
     }
 
     fn driver(&self, address: &str) -> String {
-        self.sys.binding(&at(address)).unwrap().value.unwrap()
+        self.sys.pci().binding(&at(address)).unwrap().value.unwrap()
     }
 
     fn bind(&self, address: &str, value: &str) -> Result<(), Problem> {
-        let found = self.sys.binding(&at(address)).unwrap();
+        let found = self.sys.pci().binding(&at(address)).unwrap();
         self.sys.store(&found, value).unwrap().outcome
     }
 
     fn kept(&self, address: &str, before: &str, after: &str) -> KeptValue {
-        let found = self.sys.binding(&at(address)).unwrap();
+        let found = self.sys.pci().binding(&at(address)).unwrap();
         KeptValue {
             path: found.path,
             inode: found.inode,
@@ -153,7 +153,7 @@ fn addresses_have_a_domain() {
 }
 
 #[test]
-fn a_binding_is_read_as_it_was_written() {
+fn binding_text_round_trips() {
     for text in [
         "nvme",
         "vfio-pci override=vfio-pci",
@@ -165,7 +165,7 @@ fn a_binding_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_function_is_bound_by_override_and_back() {
+fn override_binds_and_restores_function() {
     let machine = Machine::new();
     assert_eq!(machine.driver(GPU), "amdgpu");
     let target = Binding::forced_to("vfio-pci").to_string();
@@ -178,7 +178,7 @@ fn a_function_is_bound_by_override_and_back() {
 }
 
 #[test]
-fn a_bind_that_the_kernel_does_not_do_is_undone() {
+fn failed_bind_is_undone() {
     let machine = Machine::new();
     // The driver is gone between the check and the bind.
     fs::remove_dir_all(machine.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
@@ -194,9 +194,9 @@ fn a_bind_that_the_kernel_does_not_do_is_undone() {
 }
 
 #[test]
-fn another_device_at_the_address_is_not_bound() {
+fn replaced_device_is_not_bound() {
     let machine = Machine::new();
-    let found = machine.sys.binding(&at(NIC)).unwrap();
+    let found = machine.sys.pci().binding(&at(NIC)).unwrap();
     let directory = machine.path("sys/devices/pci0000:00").join(NIC);
     fs::rename(&directory, machine.path("gone")).unwrap();
     fs::create_dir(&directory).unwrap();
@@ -207,15 +207,20 @@ fn another_device_at_the_address_is_not_bound() {
 }
 
 #[test]
-fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
+fn vfio_binds_the_whole_group() {
     let machine = Machine::new();
     assert_eq!(
-        machine.sys.bound_together(&at(GPU), "vfio-pci").unwrap(),
+        machine
+            .sys
+            .pci()
+            .bound_together(&at(GPU), "vfio-pci")
+            .unwrap(),
         [at(GPU), at(AUDIO)]
     );
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(GPU), "mlx5_vfio_pci")
             .unwrap()
             .len(),
@@ -224,6 +229,7 @@ fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(GPU), "uio_pci_generic")
             .unwrap(),
         [at(GPU)]
@@ -231,32 +237,39 @@ fn vfio_takes_the_group_without_bridges_and_other_drivers_take_one_function() {
     assert_eq!(
         machine
             .sys
+            .pci()
             .bound_together(&at(NIC), "vfio-pci")
             .unwrap_err()
             .code,
         "no-iommu"
     );
-    assert_eq!(machine.sys.group_of(&at(NIC)).unwrap(), [at(NIC)]);
+    assert_eq!(machine.sys.pci().group_of(&at(NIC)).unwrap(), [at(NIC)]);
     let gone = machine
         .sys
+        .pci()
         .bound_together(&at("0000:09:00.0"), "vfio-pci")
         .unwrap_err();
     assert_eq!(gone.code, "no-such-path");
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_is_no_function() {
+fn link_to_non_device_is_refused() {
     let machine = Machine::new();
     let link = machine.path("sys/bus/pci/devices/0000:05:00.0");
     symlink("../drivers/vfio-pci", link).unwrap();
     assert_eq!(
-        machine.sys.binding(&at("0000:05:00.0")).unwrap_err().code,
+        machine
+            .sys
+            .pci()
+            .binding(&at("0000:05:00.0"))
+            .unwrap_err()
+            .code,
         "outside-sysfs"
     );
 }
 
 #[test]
-fn a_function_that_the_node_uses_is_named_with_the_reason() {
+fn function_in_use_has_a_reason() {
     let machine = Machine::new();
     assert_eq!(machine.use_of(NVME), None);
     machine.class("block", "nvme0n1", NVME, &[("dev", "259:0")]);
@@ -283,13 +296,12 @@ fn a_function_that_the_node_uses_is_named_with_the_reason() {
     assert!(machine.use_of(NVME).unwrap().contains("part of dm-0"));
     fs::remove_file(machine.path("proc/self/mountinfo")).unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(
-        &at(NVME),
-        NodeUse {
-            proc: &proc,
-            dev: &dev,
-        },
-    );
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
+    };
+    let unknown = node.function(&at(NVME));
     assert_eq!(
         unknown.unwrap_err().code,
         "io-error",
@@ -298,7 +310,7 @@ fn a_function_that_the_node_uses_is_named_with_the_reason() {
 }
 
 #[test]
-fn a_disk_of_several_controllers_is_a_disk_of_each() {
+fn multipath_disk_belongs_to_each_controller() {
     let machine = Machine::new();
     machine.class("nvme", "nvme0", NVME, &[]);
     let subsystem = machine.path("sys/devices/virtual/nvme-subsystem/nvme-subsys0");
@@ -339,7 +351,7 @@ fn a_disk_of_several_controllers_is_a_disk_of_each() {
 }
 
 #[test]
-fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error() {
+fn used_disk_is_found_among_thousands() {
     let machine = Machine::new();
     machine.class("block", "nvme0n1", NVME, &[("dev", "259:0")]);
     for disk in 0..5_000 {
@@ -361,18 +373,17 @@ fn what_the_node_uses_is_found_among_many_and_what_cannot_be_listed_is_an_error(
     fs::remove_dir_all(machine.path("sys/class/block")).unwrap();
     fs::write(machine.path("sys/class/block"), "").unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let unknown = machine.sys.in_use(
-        &at(NVME),
-        NodeUse {
-            proc: &proc,
-            dev: &dev,
-        },
-    );
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
+    };
+    let unknown = node.function(&at(NVME));
     assert_eq!(unknown.unwrap_err().code, "not-a-directory");
 }
 
 #[test]
-fn interfaces_that_are_up_or_part_of_another_keep_their_function() {
+fn active_interfaces_keep_their_function() {
     let machine = Machine::new();
     machine.class("net", "eth0", NIC, &[("flags", "0x1002")]);
     assert_eq!(machine.use_of(NIC), None);
@@ -384,7 +395,7 @@ fn interfaces_that_are_up_or_part_of_another_keep_their_function() {
 }
 
 #[test]
-fn consoles_and_parents_of_virtual_functions_keep_their_function() {
+fn consoles_and_parents_keep_their_function() {
     let machine = Machine::new();
     fs::write(
         machine.path(&format!("sys/devices/pci0000:00/{GPU}/boot_vga")),
@@ -411,7 +422,7 @@ fn consoles_and_parents_of_virtual_functions_keep_their_function() {
 }
 
 #[test]
-fn a_binding_is_restored_from_each_step_of_a_bind() {
+fn interrupted_bind_is_restored() {
     let target = Binding::forced_to("vfio-pci").to_string();
     let steps = [
         "amdgpu override=vfio-pci",
@@ -432,7 +443,7 @@ fn a_binding_is_restored_from_each_step_of_a_bind() {
 }
 
 #[test]
-fn a_function_with_a_driver_of_another_program_is_left() {
+fn binding_changed_by_others_is_kept() {
     let machine = Machine::new();
     let kept = machine.kept(GPU, "amdgpu", "vfio-pci override=vfio-pci");
     machine.bind(GPU, "igb").unwrap();
@@ -444,9 +455,9 @@ fn a_function_with_a_driver_of_another_program_is_left() {
     assert_eq!(machine.driver(GPU), "igb");
 }
 
-/// In an unprivileged pod the device cgroup forbids the open, and the pod does not see the node's mounts.
+/// The device cgroup of an unprivileged pod forbids the open, and the pod does not see the node's mounts.
 #[test]
-fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
+fn unopenable_disk_counts_as_used() {
     for (opened, expected) in [
         (Err(Errno::BUSY), Some("for itself")),
         (Err(Errno::PERM), Some("not permitted")),
@@ -473,7 +484,7 @@ fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
 }
 
 #[test]
-fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
+fn disk_with_used_partition_is_used() {
     let machine = Machine::new();
     machine.class("block", "sdb", NVME, &[("dev", "8:16")]);
     let directory = format!("devices/pci0000:00/{NVME}/block/sdb");
@@ -486,18 +497,12 @@ fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
     )
     .unwrap();
     let (proc, dev) = (machine.path("proc"), machine.path("dev"));
-    let used = |directory: &str| {
-        machine
-            .sys
-            .block_device_in_use(
-                directory,
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )
-            .map_err(|problem| problem.code)
+    let node = NodeUse {
+        sysfs: &machine.sys,
+        proc: &proc,
+        dev: &dev,
     };
+    let used = |directory: &str| node.block_device(directory).map_err(|problem| problem.code);
     assert_eq!(used(&directory), Ok(None));
     let mount = "36 35 8:17 / /mnt rw - ext4 /dev/sdb1 rw\n";
     fs::write(machine.path("proc/self/mountinfo"), mount).unwrap();

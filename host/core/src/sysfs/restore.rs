@@ -25,7 +25,7 @@ pub struct Fate {
     pub end: PutBackEnd,
     /// The value before.
     pub found: Option<String>,
-    /// What was written: of a list of choices the chosen one. `None`: nothing.
+    /// Value that was written: of a list of choices the chosen one. `None`: nothing.
     pub written: Option<String>,
     pub problem: Option<Problem>,
 }
@@ -118,7 +118,7 @@ impl SysfsRoot {
     /// The file of a stored value, if its path still names that file.
     fn same(&self, kept: &KeptValue) -> Result<Attribute, Problem> {
         let found = match pci::is_binding(&kept.path) {
-            true => self.binding_at(&kept.path),
+            true => self.pci().binding_at(&kept.path),
             false => self.attribute(&kept.path),
         };
         let found = found.map_err(|problem| match problem.kind {

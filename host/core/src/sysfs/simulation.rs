@@ -21,7 +21,7 @@ const VFS_MAX: u32 = 256;
 #[derive(Debug)]
 pub struct Simulation {
     root: PathBuf,
-    /// Beside the root: `dev`.
+    /// Directory `dev` beside the root.
     dev: PathBuf,
     /// The kernel driver that each function had at first: the one that matches it.
     native: BTreeMap<String, String>,

@@ -36,7 +36,7 @@ fn code(result: Result<impl std::fmt::Debug, Problem>) -> String {
 }
 
 #[test]
-fn files_are_read_through_links_that_stay_inside() {
+fn internal_links_are_followed() {
     let (_directory, sys) = tree();
     assert_eq!(sys.read("devices/pci0/card/vendor").unwrap(), b"0x1af4\n");
     assert_eq!(sys.read("class/net/eth0/vendor").unwrap(), b"0x1af4\n");
@@ -76,7 +76,7 @@ fn nothing_outside_is_reached() {
 }
 
 #[test]
-fn only_regular_files_of_some_size_are_read() {
+fn only_bounded_regular_files_are_read() {
     let (_directory, sys) = tree();
     assert_eq!(code(sys.read("fifo")), "not-a-file");
     assert_eq!(code(sys.read("class/net")), "not-a-file");
@@ -94,7 +94,7 @@ fn only_regular_files_of_some_size_are_read() {
 }
 
 #[test]
-fn some_files_are_out_of_reach_by_any_name() {
+fn denied_files_are_unreachable_by_alias() {
     let (_directory, sys) = tree();
     let card = "class/net/eth0";
     for path in [
@@ -135,7 +135,7 @@ fn globs_see_links_and_keep_them() {
 }
 
 #[test]
-fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
+fn attributes_are_checked_before_writing() {
     let (directory, sys) = tree();
     let numvfs = sys.attribute("class/net/eth0/numvfs").unwrap();
     assert_eq!(
@@ -174,7 +174,7 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
 }
 
 #[test]
-fn a_value_that_cannot_be_read_is_not_written() {
+fn unreadable_value_is_not_written() {
     // The beginning of a process's memory: EIO (proc(5)).
     let sys = SysfsRoot::open(Path::new("/proc/self")).unwrap();
     assert_eq!(code(sys.read("mem")), "io-error");
@@ -189,7 +189,7 @@ fn a_value_that_cannot_be_read_is_not_written() {
 }
 
 #[test]
-fn an_attribute_without_a_value_differs_from_a_read_that_failed() {
+fn absent_value_differs_from_read_error() {
     for raw in [22, 95, 524, 19, 6, 61] {
         let problem = no_value("class/net/eth0/speed", Errno::from_raw_os_error(raw));
         assert!(

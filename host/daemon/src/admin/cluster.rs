@@ -71,7 +71,7 @@ impl Cluster {
         drivers.chain(resources).collect()
     }
 
-    /// What the node waits for before it is ready, a line each.
+    /// Returns the conditions that the node waits for before it is ready, a line each.
     pub(super) fn awaited(&self) -> Vec<String> {
         let mut awaited = self.unregistered();
         match &*self.client.reachability().borrow() {

@@ -130,23 +130,22 @@ fn counted<L: Ord>(values: impl IntoIterator<Item = L>) -> BTreeMap<L, u64> {
 
 /// The sources of a driver in each state.
 fn driver_states(views: &[DriverView]) -> BTreeMap<[&str; 3], u64> {
-    let labels = |view| {
+    counted(views.iter().filter_map(|view| {
         let DriverView {
             name, kind, state, ..
         }: &DriverView = view;
         Some([name.as_ref()?.as_str(), kind.as_str(), state.as_str()])
-    };
-    counted(views.iter().filter_map(labels))
+    }))
 }
 
-/// As a kubelet counts its plugins: a socket is desired, and is actual when it is registered.
+/// Counts plugins as a kubelet does: a socket is desired, and is actual when it is registered.
 fn plugins(views: &[DriverView]) -> impl Iterator<Item = ([&str; 2], u64)> {
     let plugins = views.iter().filter(|view| view.kind == DriverKind::Grpc);
     plugins.flat_map(|view| {
-        let sample = |state| ([view.source.as_str(), state], 1);
         let registered = !matches!(view.state, DriverState::Seen | DriverState::Failed);
-        let actual = registered.then(|| sample("actual_state_of_world"));
-        [sample("desired_state_of_world")].into_iter().chain(actual)
+        let actual = registered.then_some("actual_state_of_world");
+        let states = ["desired_state_of_world"].into_iter().chain(actual);
+        states.map(|state| ([view.source.as_str(), state], 1))
     })
 }
 
@@ -176,7 +175,7 @@ struct Drivers {
 impl Drivers {
     fn of(admin: &Admin) -> Self {
         let (mut wasm, mut native) = (Vec::new(), Vec::new());
-        for (name, stats) in admin.registry.stats() {
+        for (name, stats) in admin.registry.instances.stats() {
             match stats {
                 DriverStats::Wasm(stats) => wasm.push((name.to_string(), stats)),
                 DriverStats::Grpc(rpcs) => native.push((name.to_string(), rpcs)),
@@ -248,28 +247,30 @@ impl Drivers {
     }
 
     fn encode_calls(&self, out: &mut Exposition<'_>) -> fmt::Result {
-        let each = || {
-            let of = |(name, stats)| {
-                Operation::ALL
-                    .iter()
-                    .map(move |operation| (name, stats, *operation))
-            };
-            self.wasm
-                .iter()
-                .map(|(name, stats)| (name.as_str(), &**stats))
-                .flat_map(of)
-        };
-        let calls = each().flat_map(|(name, stats, operation)| {
-            let labels = move |outcome: &Outcome| [name, operation.as_str(), outcome.as_str()];
-            Outcome::ALL
-                .iter()
-                .map(move |outcome| (labels(outcome), stats.calls(operation, *outcome).clone()))
+        let calls = self.each_operation().flat_map(|(name, stats, operation)| {
+            Outcome::ALL.iter().map(move |outcome| {
+                (
+                    [name, operation.as_str(), outcome.as_str()],
+                    stats.calls(operation, *outcome).clone(),
+                )
+            })
         });
         out.samples(families::CALLS, calls)?;
-        let seconds = each().map(|(name, stats, operation)| {
+        let seconds = self.each_operation().map(|(name, stats, operation)| {
             ([name, operation.as_str()], stats.seconds(operation).clone())
         });
         out.samples(families::CALL_SECONDS, seconds)
+    }
+
+    fn each_operation(&self) -> impl Iterator<Item = (&str, &Stats, Operation)> {
+        self.wasm
+            .iter()
+            .map(|(name, stats)| (name.as_str(), &**stats))
+            .flat_map(|(name, stats)| {
+                Operation::ALL
+                    .iter()
+                    .map(move |operation| (name, stats, *operation))
+            })
     }
 }
 

@@ -17,7 +17,7 @@ macro_rules! families {
         $(pub(super) const $id: Family =
             Family { name: $name, kind: MetricType::$kind, labels: &[$($label),*], help: $help };)+
 
-        /// In the order of the exposition.
+        /// Families in the order of the exposition.
         #[cfg(test)]
         pub(super) const ALL: &[Family] = &[$($id),+];
     };

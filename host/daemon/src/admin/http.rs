@@ -40,7 +40,7 @@ pub(crate) const ADMIN_HEADERS_BYTES_MAX: usize = 8 << 10;
 /// Concurrent connections to the admin socket, and to its address: further ones wait.
 pub(crate) const ADMIN_CONNECTIONS_MAX: usize = 16;
 
-/// What Prometheus asks for by this name.
+/// Content type that Prometheus requests by this name.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The responses of an instance of the daemon: it lives while it waits for its turn, and is ready when it serves.

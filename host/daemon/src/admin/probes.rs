@@ -1,8 +1,8 @@
-//! Whether the daemon lives, and whether it is ready.
+//! Liveness and readiness of the daemon.
 //!
-//! It lives if its manager, the tasks that carry out what discovery finds and the checkpoint's writer respond, and on a Kubernetes node
-//! the path of each driver that is offered to the kubelet. No driver is called. However many requests there are, there is one check at a
-//! time, and a second between two.
+//! It is live if its manager, the tasks that process the results of discovery and the checkpoint's writer respond, and on a Kubernetes node
+//! the path of each driver that is offered to the kubelet. No driver is called. At any number of requests, one check runs at a time, with a
+//! second between two.
 
 use std::future::Future;
 use std::io;
@@ -27,7 +27,7 @@ use nodedock_native::sockets;
 use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::file_watch;
 
-/// Minimum interval of liveness checks, whatever the number of requests.
+/// Minimum interval of liveness checks, for any number of requests.
 const LIVE_LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A line for each problem, and when they were found.
@@ -49,7 +49,7 @@ impl Liveness {
         }
     }
 
-    /// Returns the parts of the daemon that do not respond, a line each. A check goes on if its client leaves.
+    /// Returns the parts of the daemon that do not respond, a line each. A check is not cancelled when its client disconnects.
     pub(super) async fn problems(self: Arc<Self>) -> Vec<String> {
         let tasks = self.admin.tasks.clone();
         let check = async move { shared(&self.last, self.check()).await };
@@ -76,11 +76,11 @@ impl Liveness {
             in_time("the pods and their claims", pods),
             in_time(
                 "the task for driver files",
-                admin.registry.answers(DriverKind::Wasm)
+                admin.registry.reloads.answers(DriverKind::Wasm)
             ),
             in_time(
                 "the task for plugins",
-                admin.registry.answers(DriverKind::Grpc)
+                admin.registry.reloads.answers(DriverKind::Grpc)
             ),
             in_time("the checkpoint's writer", admin.checkpoint.answers()),
             paths,
@@ -114,11 +114,12 @@ impl LockProbe {
     /// Returns when `take` has ended. False: it panicked.
     async fn answers(&self, take: impl FnOnce() + Send + 'static) -> bool {
         let only_one = self.0.clone().lock_owned().await;
-        let take = move || {
+        tokio::task::spawn_blocking(move || {
             take();
             drop(only_one);
-        };
-        tokio::task::spawn_blocking(take).await.is_ok()
+        })
+        .await
+        .is_ok()
     }
 }
 
@@ -150,24 +151,30 @@ struct Directory {
 /// Lists the names of what is in a directory, as the registry has them.
 type List = fn(&Path) -> io::Result<Vec<String>>;
 
-impl AtStart {
-    /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
-    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
-        let list_sockets: List = |path| {
-            let found = sockets::present(path)?;
-            Ok(found
-                .into_iter()
-                .map(|socket| socket.display().to_string())
-                .collect())
-        };
-        let listed = |path: &Path, list: List| Directory {
+impl Directory {
+    fn new(path: &Path, list: List) -> Self {
+        Self {
             path: path.to_owned(),
             list,
             names: list(path).ok(),
-        };
+        }
+    }
+}
+
+fn list_sockets(directory: &Path) -> io::Result<Vec<String>> {
+    let found = sockets::present(directory)?;
+    Ok(found
+        .into_iter()
+        .map(|socket| socket.display().to_string())
+        .collect())
+}
+
+impl AtStart {
+    /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
+    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
         let directories = [
-            listed(drivers, file_watch::present),
-            listed(sockets, list_sockets),
+            Directory::new(drivers, file_watch::present),
+            Directory::new(sockets, list_sockets),
         ];
         let images = images.iter().map(DriverImage::source).collect();
         Self {
@@ -245,11 +252,13 @@ impl Directory {
                 )];
             }
         };
-        let is_gone =
-            |source: &String| matches!(file::symlink_metadata(&self.path.join(source)), Ok(None));
         names
             .iter()
-            .filter_map(|source| unloaded(source, views, || is_gone(source)))
+            .filter_map(|source| {
+                unloaded(source, views, || {
+                    matches!(file::symlink_metadata(&self.path.join(source)), Ok(None))
+                })
+            })
             .collect()
     }
 }
@@ -296,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_there_at_the_start_is_awaited_until_it_is_loaded_or_failed_or_gone() {
+    fn readiness_waits_for_initial_drivers() {
         let directory = tempfile::tempdir().unwrap();
         let (drivers, sockets) = (
             directory.path().join("drivers"),
@@ -326,25 +335,27 @@ mod tests {
             awaited(),
             ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen)
         );
-        registry.update(DriverKind::Wasm, "image.wasm", |view| {
-            view.state = DriverState::Failed
-        });
-        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+        registry
+            .sources
+            .update(DriverKind::Wasm, "image.wasm", |view| {
+                view.state = DriverState::Failed
+            });
+        registry.sources.update(DriverKind::Wasm, "a.wasm", |view| {
             view.state = DriverState::Compiled
         });
-        registry.update(DriverKind::Wasm, "b.wasm", |view| {
+        registry.sources.update(DriverKind::Wasm, "b.wasm", |view| {
             view.state = DriverState::Failed
         });
         std::fs::remove_file(drivers.join("c.wasm")).unwrap();
         assert_eq!(awaited(), ["a.wasm is compiled: it is being loaded"]);
-        registry.update(DriverKind::Wasm, "a.wasm", |view| {
+        registry.sources.update(DriverKind::Wasm, "a.wasm", |view| {
             view.state = DriverState::Serving
         });
         assert_eq!(awaited(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_directory_that_cannot_be_listed_is_awaited() {
+    fn unlistable_directory_delays_readiness() {
         let directory = tempfile::tempdir().unwrap();
         let (drivers, sockets) = (
             directory.path().join("drivers"),
@@ -362,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn however_many_ask_there_is_one_look_at_a_time_and_one_in_a_second() {
+    async fn concurrent_probes_share_one_check() {
         let (last, looks) = (LastCheck::default(), AtomicU64::new(0));
         let look = || {
             shared(&last, async {
@@ -380,7 +391,7 @@ mod tests {
 
     /// A lock taken in the look itself would have kept the thread that serves, and no deadline ends that.
     #[tokio::test(start_paused = true)]
-    async fn a_lock_that_is_not_released_keeps_one_thread_and_is_reported() {
+    async fn stuck_lock_blocks_only_one_thread() {
         let (locks, begun) = (LockProbe::default(), Arc::new(AtomicU64::new(0)));
         let (lock, released) = std::sync::mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));

@@ -34,7 +34,7 @@ impl Server {
             .unwrap()
     }
 
-    /// What is answered to these bytes, up to the end of the connection.
+    /// Sends these bytes and returns the response, up to the end of the connection.
     async fn ask(&self, request: &[u8]) -> String {
         let mut stream = self.connect().await;
         // The server may refuse before all is sent.
@@ -57,7 +57,7 @@ fn status(answer: &str) -> &str {
 }
 
 #[tokio::test]
-async fn a_request_is_answered_and_the_connection_ends() {
+async fn response_closes_the_connection() {
     let server = Server::start();
     let answer = server
         .ask(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -74,7 +74,7 @@ async fn a_request_is_answered_and_the_connection_ends() {
 }
 
 #[tokio::test]
-async fn an_instance_that_waits_lives_and_is_not_ready() {
+async fn starting_instance_is_live_but_unready() {
     let server = Server::start();
     for (request, expected, body) in [
         ("GET /livez", "200", "ok\n"),
@@ -108,7 +108,7 @@ async fn an_instance_that_waits_lives_and_is_not_ready() {
 }
 
 #[tokio::test]
-async fn what_is_no_request_is_refused_and_does_no_harm() {
+async fn malformed_requests_are_refused() {
     let server = Server::start();
     let huge = format!(
         "GET /livez HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n",
@@ -144,7 +144,7 @@ async fn what_is_no_request_is_refused_and_does_no_harm() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
+async fn unfinished_request_frees_its_connection() {
     let server = Server::start();
     let mut slow = Vec::new();
     for _ in 0..ADMIN_CONNECTIONS_MAX {
@@ -168,7 +168,7 @@ async fn who_never_ends_a_request_is_cut_off_and_the_place_is_free_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_sends_a_byte_from_time_to_time_is_cut_off_as_well() {
+async fn trickled_request_is_cut_off() {
     let server = Server::start();
     let mut stream = server.connect().await;
     let started = tokio::time::Instant::now();
@@ -191,7 +191,7 @@ async fn who_sends_a_byte_from_time_to_time_is_cut_off_as_well() {
 }
 
 #[tokio::test]
-async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
+async fn server_stops_despite_open_clients() {
     let server = Server::start();
     let mut silent = server.connect().await;
     assert_eq!(
@@ -204,7 +204,7 @@ async fn the_server_stops_with_its_tasks_whatever_its_clients_do() {
 
 /// Names, labels and meanings are promises: a change of one is a change of the page.
 #[test]
-fn the_page_of_metrics_has_every_family_as_it_is() {
+fn metrics_page_documents_every_family() {
     let row = |family: &families::Family| {
         let suffix = if matches!(family.kind, MetricType::Counter) {
             "_total"

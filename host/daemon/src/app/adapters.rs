@@ -16,7 +16,7 @@ use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::hardware::Hardware;
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::{
     Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, Problem, ProblemCode, limit,
 };
@@ -89,9 +89,10 @@ pub(super) async fn load(
 }
 
 fn valid(files: &[FileAdapter]) -> BTreeMap<String, Adapter> {
-    let adapter =
-        |file: &FileAdapter| Some((file.source.clone(), file.read.as_ref().ok()?.clone()));
-    files.iter().filter_map(adapter).collect()
+    files
+        .iter()
+        .filter_map(|file| Some((file.source.clone(), file.read.as_ref().ok()?.clone())))
+        .collect()
 }
 
 impl AdapterFiles {
@@ -133,19 +134,12 @@ impl AdapterFiles {
             });
         let now = valid(found);
         // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
-        let is_known = |source: &&String| {
-            let directory = Path::new(source)
-                .parent()
-                .and_then(Path::to_str)
-                .unwrap_or_default();
-            !refused.contains_key(source.as_str()) && !refused.contains_key(directory)
-        };
-        let sources: BTreeSet<_> = self
-            .started
-            .keys()
-            .chain(now.keys())
-            .filter(is_known)
-            .collect();
+        let mut sources: BTreeSet<_> = self.started.keys().chain(now.keys()).collect();
+        sources.retain(|source| {
+            let directory = Path::new(source).parent().and_then(Path::to_str);
+            !refused.contains_key(source.as_str())
+                && !refused.contains_key(directory.unwrap_or_default())
+        });
         let mut changed = BTreeSet::new();
         for source in sources {
             let what = match (self.started.get(source), now.get(source)) {
@@ -179,8 +173,7 @@ mod tests {
 
     /// Changes of a file were unseen until the next start, and one that was repaired stayed a condition.
     #[tokio::test]
-    async fn a_changed_file_is_a_condition_until_it_is_as_it_was_and_one_that_is_not_valid_until_it_is()
-     {
+    async fn changed_adapter_file_is_a_condition() {
         let (directory, tasks, changes) = (
             tempfile::tempdir().unwrap(),
             Tasks::new(),

@@ -1,6 +1,7 @@
-//! A Kubernetes node: the client of the API server, the kubelet bridge, and what is written to the cluster.
+//! A Kubernetes node: the client of the API server, the kubelet bridge, and the objects that are written to the cluster.
 //!
-//! Put together in two steps, because the claim manager stands between them: it reads claims from the API server, and the bridge calls it.
+//! Built in two steps, because the claim manager depends on the first and is a dependency of the second: it reads claims from the API
+//! server, and the bridge calls it.
 
 mod reports;
 
@@ -20,7 +21,7 @@ use nodedock_base::listeners::Listeners;
 use nodedock_base::paths::Paths;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::checkpoint::{Checkpoint, Dump, Table};
+use nodedock_core::checkpoint::{Checkpoint, Dump};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
@@ -29,7 +30,7 @@ use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore, OnR
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
-use nodedock_kube::extended_resources::{self, ExtendedResources, LoadedSwitch, SwitchParts};
+use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
@@ -40,7 +41,7 @@ use nodedock_model::{
     Claim, ClaimRecord, DriverName, KubeletClaim, ObjectName, ObjectRef, Problem, Uid, limit,
 };
 
-/// What slices are made of.
+/// Inputs of the slices.
 struct SliceInputs {
     drivers: watch::Receiver<DriverSnapshot>,
     failed: watch::Receiver<FailedDevices>,
@@ -55,7 +56,7 @@ pub(super) struct Connected {
     pools: NodePools,
 }
 
-/// What the node's services are built of.
+/// Parts of which the node's services are built.
 pub(super) struct Parts<'a> {
     pub(super) paths: &'a Paths,
     pub(super) listeners: Listeners,
@@ -66,11 +67,11 @@ pub(super) struct Parts<'a> {
     pub(super) changes: Changes,
     pub(super) conditions: Conditions,
     pub(super) at_start: Arc<AtStart>,
-    /// Of what is written to the cluster.
+    /// Tasks that write to the cluster.
     pub(super) tasks: Tasks,
 }
 
-/// What the checkpoint has of the offers to a cluster before the start.
+/// Offers to a cluster before the start, from the checkpoint.
 pub(super) struct StoredOffers {
     before: OfferedBefore,
     switch: LoadedSwitch,
@@ -78,15 +79,14 @@ pub(super) struct StoredOffers {
 
 impl StoredOffers {
     /// Takes the records from the dump.
-    pub(super) async fn take(checkpoint: &Checkpoint, dump: &mut Dump) -> Self {
-        let is_unreadable = dump.unreadable_of(Table::Mechanisms).next().is_some();
+    pub(super) fn take(dump: &mut Dump) -> Self {
         let mechanisms = dump.mechanisms.take();
         Self {
             before: OfferedBefore {
                 drivers: std::mem::take(&mut dump.driver_offers),
                 resources: std::mem::take(&mut dump.resource_offers),
             },
-            switch: extended_resources::load(checkpoint.clone(), mechanisms, is_unreadable).await,
+            switch: LoadedSwitch::new(mechanisms),
         }
     }
 }
@@ -95,7 +95,7 @@ impl StoredOffers {
 #[derive(Default)]
 pub(super) struct KubeletSockets {
     tasks: Tasks,
-    /// What metrics and probes read.
+    /// State that metrics and probes read.
     pub(super) cluster: Option<Cluster>,
 }
 
@@ -157,7 +157,7 @@ impl Connected {
         }
     }
 
-    /// Where the claim manager reads claims.
+    /// Returns the source from which the claim manager reads claims.
     pub(super) fn source(&self) -> Arc<dyn ClaimSource> {
         Arc::new(self.claims.clone())
     }
@@ -245,6 +245,7 @@ impl Connected {
             client: self.client.clone(),
             names: self.pools.names.clone(),
             setting: self.config.extended_resources,
+            checkpoint: parts.checkpoint.clone(),
             adapters: parts.manager.adapters.clone(),
             drivers,
             conditions,

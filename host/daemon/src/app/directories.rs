@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_private_and_open_ones_are_closed() {
+    fn directories_are_made_private() {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::below(&root.path().canonicalize().unwrap());
         prepare(&paths).unwrap();
@@ -119,9 +119,9 @@ mod tests {
         }
     }
 
-    /// With the umask 0, a local user's driver file served as root's.
+    /// Covers the umask 0, with which a local user's driver file served as root's.
     #[test]
-    fn directories_that_others_may_write_or_replace_are_refused() {
+    fn directories_writable_by_others_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let paths = Paths::below(&root);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_behind_a_link_that_others_can_replace_is_refused() {
+    fn link_replaceable_by_others_is_refused() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let paths = Paths::below(&root.join("dock"));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_another_program_with_the_socket_keeps_its_mode() {
+    fn shared_socket_directory_retains_its_mode() {
         let root = tempfile::tempdir().unwrap();
         let shared = root.path().join("shared");
         make(&shared, 0o755).unwrap();

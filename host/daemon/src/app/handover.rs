@@ -1,12 +1,12 @@
 //! Instances of the daemon that share one root, as pods of a DaemonSet do in a surge update (`docs/decisions/0009-surge-updates.md`).
 //!
-//! One of them serves, and the others wait. The serving instance hands over to a newer one that requests it. An older instance stands by,
+//! One of them serves, and the others wait. The serving instance hands over to a newer one that requests it. An older instance is on standby,
 //! and serves again if the newer one ends first. The instance that serves owns a lock, which the kernel releases at its end: no crash
 //! leaves it locked, and no two instances serve.
 //!
 //! # Life of an instance
 //!
-//! `waits → serves → hands over → stands by`, and `serves` again if the newer instance ends first. A file has the order of the instances. A
+//! `waits → serves → hands over → is on standby`, and `serves` again if the newer instance ends first. A file has the order of the instances. A
 //! handover ends everything but the kubelet's sockets. The listening sockets are passed to the next instance as they are: a client that
 //! dials meanwhile waits, and a call on a connection that is open is forwarded to the next instance. When that serves, this instance ends
 //! its connections, and says so.
@@ -188,7 +188,7 @@ impl Instance {
             }
         }
         self.front.stand_by(&format!(
-            "it stands by: the newer instance {instance} serves"
+            "it is on standby: the newer instance {instance} serves"
         ));
         let ended = async {
             successor.connection.closed().await;

@@ -80,7 +80,7 @@ fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Identifies what was recorded, whatever form the snapshot has.
+/// Returns a digest of the recording, which does not depend on the form of the snapshot.
 fn digest(recorded: &Snapshot) -> String {
     let mut hash = Sha256::new();
     for (path, entry) in recorded.entries() {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_made_once_for_a_boot_and_has_the_nodes_that_it_names() {
+    fn each_boot_creates_one_simulated_machine() {
         let dir = tempfile::tempdir().unwrap();
         let card = dir
             .path()
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_was_made_in_part_is_made_again() {
+    fn incomplete_machine_is_made_again() {
         let dir = tempfile::tempdir().unwrap();
         let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
         for (snapshot, nodes) in [(&good, "DEVNAME=a\n"), (&bad, "DEVNAME=a/b\n")] {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_is_not_there_is_an_error() {
+    fn missing_snapshot_is_an_error() {
         assert!(simulated(Path::new("/nonexistent.tar"), Path::new("/tmp"), "b").is_err());
     }
 }

@@ -16,7 +16,7 @@ use nodedock_apiserver::{
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -59,7 +59,7 @@ pub(super) struct LocalApi {
     pub(super) claims: LocalClaims,
 }
 
-/// What the services of the local API are built of.
+/// Parts of which the services of the local API are built.
 pub(super) struct Parts<'a> {
     pub(super) paths: &'a Paths,
     pub(super) manager: Arc<Manager>,
@@ -70,7 +70,7 @@ pub(super) struct Parts<'a> {
     pub(super) tasks: Tasks,
 }
 
-/// Where the API listens.
+/// Sockets on which the API listens.
 pub(super) struct Listeners {
     pub(super) socket: UnixListener,
     pub(super) address: Option<ListenAddress>,
@@ -86,13 +86,13 @@ impl Listeners {
     }
 }
 
-/// What clients on the address know the API by, as it is kept in a file that the daemon's user alone can read.
+/// Identity of the API for clients on the address, as it is stored in a file that the daemon's user alone can read.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct KeptIdentity {
     certificate: String,
     key: String,
     token: String,
-    /// Where the daemon listened last. None: it never did.
+    /// Last address on which the daemon listened. None: it never did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<SocketAddr>,
 }
@@ -258,16 +258,10 @@ impl LocalApi {
                 tracing::warn!(resource, %uid, "an object of a kind that this release does not serve stays in the checkpoint");
                 continue;
             };
-            let text = |field: &str| {
-                object["metadata"][field]
-                    .as_str()
-                    .unwrap_or_default()
-                    .to_owned()
-            };
             let key = ObjectKey {
                 resource: served.plural,
-                namespace: text("namespace"),
-                name: text("name"),
+                namespace: metadata(&object, "namespace"),
+                name: metadata(&object, "name"),
             };
             uids.insert(key, uid);
             loaded.objects.push(Arc::unwrap_or_clone(object));
@@ -408,6 +402,13 @@ impl LocalApi {
     }
 }
 
+fn metadata(object: &Value, field: &str) -> String {
+    object["metadata"][field]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
 /// Refuses writes of slices of drivers whose slices the daemon publishes: another program that wrote them would give away devices that are
 /// not there, and one that deleted them would hide devices.
 fn of_others(registry: Registry) -> Check {
@@ -535,14 +536,16 @@ mod tests {
     }
 
     #[test]
-    fn slices_that_the_daemon_publishes_are_neither_written_nor_deleted_by_others() {
+    fn published_slices_are_read_only() {
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         let name = |name: &str| DriverName::new(name).unwrap();
         for (kind, source, driver) in [
             (DriverKind::Wasm, "gpu.wasm", "gpu.example.com"),
             (DriverKind::Grpc, "nic.sock", "nic.example.com"),
         ] {
-            registry.update(kind, source, |view| view.name = Some(name(driver)));
+            registry
+                .sources
+                .update(kind, source, |view| view.name = Some(name(driver)));
         }
         let check = of_others(registry);
         let refused = |plural: &str, driver: &str| {
@@ -576,7 +579,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_are_stored_under_their_uid_and_one_that_comes_and_goes_at_once_is_not() {
+    async fn objects_are_stored_by_uid() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();
@@ -624,7 +627,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_without_a_uid_is_not_stored_and_neither_is_what_comes_with_it() {
+    async fn batch_with_uidless_object_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let opened = checkpoint::open(&path).unwrap();

@@ -1,8 +1,8 @@
-//! Which name this node takes at a start. Claims, slices and the Node object of the local API have it, so the checkpoint keeps it.
+//! Choice of this node's name at a start. Claims, slices and the Node object of the local API have it, so the checkpoint keeps it.
 //!
-//! A node keeps its name when its host is renamed, and says so. A name from the config or a flag is taken if no claim has devices under the one
-//! before; the commit that writes it removes the Node object and the slices of the old name. With claims the start is refused.
-//! The decision is pure.
+//! A node keeps its name when its host is renamed, and sets a condition. A name from the config or a flag is taken if no claim has devices
+//! under the previous one; the commit that writes it removes the Node object and the slices of the old name. With claims the start is
+//! refused. The decision is pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,7 +24,7 @@ const CLAIMS_NAMED_MAX: usize = 8;
 /// Subject of the condition.
 const SUBJECT: &str = "node";
 
-/// What becomes of the name.
+/// Decision about the name.
 #[derive(Debug, PartialEq, Eq)]
 enum Decision {
     Take,
@@ -161,22 +161,11 @@ fn pools_of_claim(object: &ApiObject) -> Vec<&str> {
 
 /// Returns the Node object and the slices of the former name, by UID. With them the record of the last revision, so that none is given twice.
 fn removed(objects: &[ApiObject], former: &ObjectName) -> (BTreeSet<Uid>, Option<ApiObject>) {
-    let is_removed = |object: &&ApiObject| match object.resource.as_str() {
-        "nodes" => text(&object.object, "/metadata/name") == former.as_str(),
-        "resourceslices" => text(&object.object, "/spec/nodeName") == former.as_str(),
-        _ => false,
-    };
     let removed: BTreeSet<_> = objects
         .iter()
-        .filter(is_removed)
+        .filter(|object| is_of_node(object, former))
         .map(|object| object.uid.clone())
         .collect();
-    let revision = |object: &ApiObject| match object.resource.as_str() {
-        "" => object.object["resourceVersion"].as_u64(),
-        _ => text(&object.object, "/metadata/resourceVersion")
-            .parse()
-            .ok(),
-    };
     let last = objects
         .iter()
         .filter_map(revision)
@@ -188,6 +177,23 @@ fn removed(objects: &[ApiObject], former: &ObjectName) -> (BTreeSet<Uid>, Option
         object: Arc::new(json!({ "resourceVersion": last })),
     });
     (removed, record)
+}
+
+fn revision(object: &ApiObject) -> Option<u64> {
+    match object.resource.as_str() {
+        "" => object.object["resourceVersion"].as_u64(),
+        _ => text(&object.object, "/metadata/resourceVersion")
+            .parse()
+            .ok(),
+    }
+}
+
+fn is_of_node(object: &ApiObject, node: &ObjectName) -> bool {
+    match object.resource.as_str() {
+        "nodes" => text(&object.object, "/metadata/name") == node.as_str(),
+        "resourceslices" => text(&object.object, "/spec/nodeName") == node.as_str(),
+        _ => false,
+    }
 }
 
 fn text<'a>(value: &'a Value, at: &str) -> &'a str {
@@ -261,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_renamed_does_not_rename_the_node_and_a_config_does_once_no_claim_is_left() {
+    fn only_config_renames_an_unused_node() {
         let (none, one) = (BTreeSet::new, || BTreeSet::from(["default/a".to_owned()]));
         let old = name("old");
         for (wanted, known, claims, decision) in [
@@ -338,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_of_a_former_name_stays_and_revisions_go_on() {
+    async fn node_rename_removes_old_node_objects() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let objects = vec![
@@ -395,8 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_under_another_name_is_refused_while_a_claim_is_allocated_and_changes_nothing()
-    {
+    async fn allocated_claim_blocks_a_rename() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("checkpoint.db");
         let objects = vec![node("old"), slice("old"), claim("a", Some("old/gpus"))];

@@ -39,7 +39,7 @@ impl Reload {
         let file = match read {
             Ok(file) => file,
             Err(error) => {
-                let message = format!("{}; what was before goes on to count", chain(&error));
+                let message = format!("{}; the config before stays in effect", chain(&error));
                 self.conditions.set(
                     &subject,
                     Problem::invalid(ProblemCode::ConfigRefused, message),
@@ -96,7 +96,7 @@ mod tests {
 
     /// A log that was written beside the config postponed the report for ever.
     #[tokio::test]
-    async fn a_replaced_a_written_and_a_removed_file_are_read_however_often_another_is_written() {
+    async fn writes_beside_config_delay_no_reload() {
         let (directory, tasks, changes) = (
             tempfile::tempdir().unwrap(),
             Tasks::new(),

@@ -9,12 +9,12 @@ use nodedock_base::error::chain;
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
 use nodedock_core::checkpoint::{self, Change, Dump, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
-use nodedock_model::{ClaimRecord, Hold, Problem, ProblemCode};
+use nodedock_model::{ClaimRecord, Problem, ProblemCode};
 
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
 
-/// What a start took back from CDI files.
+/// Result of the recovery from CDI files at a start.
 #[derive(Default, PartialEq, Eq)]
 struct Recovered {
     claims: usize,
@@ -31,15 +31,18 @@ pub(super) fn open(
     settle: impl FnOnce(&mut Dump) -> Result<Vec<Change>>,
 ) -> Result<Opened> {
     let mut recovered = Recovered::default();
-    let recover = || {
-        let (claims, unusable) = recover(cdi)?;
-        recovered = Recovered {
-            claims: claims.len(),
-            unusable,
-        };
-        anyhow::Ok(claims)
-    };
-    let opened = checkpoint::open_or_recover(path, recover, settle)?;
+    let opened = checkpoint::open_or_recover(
+        path,
+        || {
+            let (claims, unusable) = recover(cdi)?;
+            recovered = Recovered {
+                claims: claims.len(),
+                unusable,
+            };
+            anyhow::Ok(claims)
+        },
+        settle,
+    )?;
     tracing::info!(
         claims = opened.dump.claims.len(),
         pods = opened.dump.pods.len(),
@@ -69,8 +72,10 @@ fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
         let devices = machine::holds(&record.allocation, |_, _, _| {
             machine::DeviceFacts::default()
         });
-        let is_new = |hold: &Hold| record.holds.iter().all(|known| known.key != hold.key);
-        let devices: Vec<_> = devices.into_iter().filter(is_new).collect();
+        let devices: Vec<_> = devices
+            .into_iter()
+            .filter(|hold| record.holds.iter().all(|known| known.key != hold.key))
+            .collect();
         record.holds.extend(devices);
     }
     Ok((claims, unusable.len()))
@@ -142,7 +147,7 @@ mod tests {
     };
 
     #[test]
-    fn unreadable_records_are_counted_and_the_first_are_named() {
+    fn unreadable_records_are_counted() {
         let record = |n: usize| Skipped {
             table: Table::Pods,
             key: format!("uid-{n}"),
@@ -163,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn defects_that_a_start_finds_are_conditions() {
+    async fn start_defects_become_conditions() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn claims_are_recovered_once_and_a_file_whose_removal_was_undone_gives_none() {
+    async fn claims_are_recovered_only_once() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -238,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_checkpoint_that_had_a_record_at_its_first_start_recovers_nothing_either() {
+    async fn checkpoint_with_records_recovers_nothing() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
@@ -269,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_claim_holds_beside_its_devices_is_recovered() {
+    async fn recovered_claim_retains_device_uses() {
         let directory = tempfile::tempdir().unwrap();
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let driver = DriverName::new("gpu.example.com").unwrap();
@@ -334,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_files_are_counted_if_there_are_any() {
+    fn unusable_files_are_counted() {
         assert_eq!(
             describe(&Recovered {
                 claims: 2,

@@ -71,14 +71,20 @@ impl FileAdapter {
 
 /// Reads the adapter files in some directories, by name.
 pub(crate) fn files(directories: &[PathBuf]) -> Vec<FileAdapter> {
-    let in_directory = |directory: &PathBuf| match paths(directory) {
+    directories
+        .iter()
+        .flat_map(|directory| files_in(directory))
+        .collect()
+}
+
+fn files_in(directory: &Path) -> Vec<FileAdapter> {
+    match paths(directory) {
         Ok(paths) => paths
             .iter()
             .map(|path| FileAdapter::new(path, file(path)))
             .collect(),
         Err(error) => vec![FileAdapter::new(directory, Err(error.to_string()))],
-    };
-    directories.iter().flat_map(in_directory).collect()
+    }
 }
 
 /// Returns the adapters of the config, and then those of the files. A file that is not valid, and a directory that cannot be read, is a
@@ -88,12 +94,14 @@ pub(crate) fn entries_of(
     files: Vec<FileAdapter>,
     conditions: &Conditions,
 ) -> AdapterEntries {
-    let entry = |adapter: &Adapter| AdapterEntry {
-        adapter: adapter.clone(),
-        source: "the config".to_owned(),
-    };
     let mut found = AdapterEntries {
-        entries: config.iter().map(entry).collect(),
+        entries: config
+            .iter()
+            .map(|adapter| AdapterEntry {
+                adapter: adapter.clone(),
+                source: "the config".to_owned(),
+            })
+            .collect(),
         is_incomplete: false,
     };
     for file in files {
@@ -157,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_of_different_resources_and_drivers() {
+    fn duplicate_adapters_are_refused() {
         let one = "{ resource: example.com/a, driver: a.example.com }";
         assert_eq!(
             parse(&format!("[{one}]"))
@@ -191,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn files_beside_sockets_are_read_by_name_and_bad_ones_are_conditions() {
+    fn invalid_adapter_files_become_conditions() {
         let directory = tempfile::tempdir().unwrap();
         let write =
             |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();

@@ -4,12 +4,13 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use nodedock_kube::slices::BindingRule;
+use nodedock_model::check::{self, Findings};
 use nodedock_model::{BindingConditions, DriverName, PoolName};
 
 /// Rules of the section.
 const RULES_MAX: usize = 256;
 
-/// Without lists the conditions are those that the host sets.
+/// Rule of binding conditions. Without lists the conditions are those that the host sets.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Rule {
@@ -38,21 +39,19 @@ pub(super) fn rules<'de, D: Deserializer<'de>>(
 }
 
 fn binding(rule: Rule) -> Result<BindingRule, String> {
-    let own = |kind: &str| vec![kind.to_owned()];
     let conditions = BindingConditions {
         conditions: rule
             .conditions
-            .unwrap_or_else(|| own(BindingConditions::PREPARED)),
+            .unwrap_or_else(|| vec![BindingConditions::PREPARED.to_owned()]),
         failures: rule
             .failure_conditions
-            .unwrap_or_else(|| own(BindingConditions::PREPARE_FAILED)),
+            .unwrap_or_else(|| vec![BindingConditions::PREPARE_FAILED.to_owned()]),
     };
     let place = rule.pool.as_ref().map_or_else(
         || rule.driver.to_string(),
         |pool| format!("{}/{pool}", rule.driver),
     );
-    conditions
-        .check()
+    Findings::of(|found| check::binding_conditions(found, &conditions))
         .map_err(|error| format!("bindingConditions of {place}: {error}"))?;
     if conditions.is_empty() {
         return Err(format!(
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_without_lists_has_the_conditions_of_the_host() {
+    fn binding_rule_defaults_to_host_conditions() {
         let read = read(
             "[{driver: gpu.example.com}, {driver: gpu.example.com, pool: gpus, conditions: [nodedock.dev/prepared, example.com/attached], \
              failureConditions: [example.com/failed]}]",
@@ -101,19 +100,19 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
+    fn unpublishable_rule_is_refused_with_reason() {
         for (rule, part) in [
             (
                 "[{driver: gpu.example.com, conditions: [A, B, C, D, E]}]",
-                "5 binding conditions, at most 4",
+                "5 binding-conditions, at most 4",
             ),
             (
                 "[{driver: g.example.com, pool: p, conditions: [a b]}]",
-                "g.example.com/p: \"a b\" is no type",
+                "g.example.com/p: binding-conditions[0] \"a b\" is no type",
             ),
             (
                 "[{driver: gpu.example.com, conditions: [nodedock.dev/prepare-failed]}]",
-                "occurs twice",
+                "is one of the binding conditions too",
             ),
             (
                 "[{driver: gpu.example.com, conditions: []}]",

@@ -9,7 +9,7 @@ use super::SettingsError;
 use nodedock_base::users;
 use nodedock_core::cdi::FileAccess;
 
-/// Where names of groups are.
+/// File with the names of groups.
 const GROUPS: &str = "/etc/group";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -49,6 +49,21 @@ fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D
     }
 }
 
+fn group_number(groups: &Path, name: &str) -> Result<u32, SettingsError> {
+    if let Ok(number) = name.parse() {
+        return Ok(number);
+    }
+    let why = match users::group_in(groups, name) {
+        Ok(Some(number)) => return Ok(number),
+        Ok(None) => format!("{} has none of this name", groups.display()),
+        Err(error) => format!("{} cannot be read: {error}", groups.display()),
+    };
+    Err(SettingsError::CdiGroup {
+        name: name.to_owned(),
+        why,
+    })
+}
+
 impl CdiFilesSection {
     /// Looks up the group.
     pub(super) fn resolve(&self) -> Result<FileAccess, SettingsError> {
@@ -56,25 +71,8 @@ impl CdiFilesSection {
     }
 
     fn resolve_in(&self, groups: &Path) -> Result<FileAccess, SettingsError> {
-        let unknown = |name: &str, why: String| SettingsError::CdiGroup {
-            name: name.to_owned(),
-            why,
-        };
-        let number = |name: &str| match name.parse() {
-            Ok(number) => Ok(number),
-            Err(_) => match users::group_in(groups, name) {
-                Ok(Some(number)) => Ok(number),
-                Ok(None) => Err(unknown(
-                    name,
-                    format!("{} has none of this name", groups.display()),
-                )),
-                Err(error) => Err(unknown(
-                    name,
-                    format!("{} cannot be read: {error}", groups.display()),
-                )),
-            },
-        };
-        let group = self.group.as_deref().map(number).transpose()?;
+        let group = self.group.as_deref();
+        let group = group.map(|name| group_number(groups, name)).transpose()?;
         let mode = self
             .mode
             .unwrap_or(if group.is_some() { 0o640 } else { 0o644 });
@@ -87,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_a_name_or_a_number_and_restricts_the_mode() {
+    fn cdi_group_restricts_the_mode() {
         let directory = tempfile::tempdir().unwrap();
         let groups = directory.path().join("group");
         std::fs::write(&groups, "root:x:0:\npodman:x:991:op\n").unwrap();

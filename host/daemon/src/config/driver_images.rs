@@ -49,12 +49,15 @@ impl DriverImageEntry {
 }
 
 fn is_name(text: &str) -> bool {
-    let is_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.starts_with(is_alphanumeric)
         && text.ends_with(is_alphanumeric)
         && text
             .chars()
             .all(|c| is_alphanumeric(c) || c == '-' || c == '.')
+}
+
+fn is_alphanumeric(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit()
 }
 
 /// Reads the entries: a bounded number with different names.
@@ -96,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_has_its_grant_and_its_config_beside_the_daemons_config() {
+    fn image_settings_are_beside_daemon_config() {
         let file =
             read("[{name: gpu, directory: /drivers/gpu}, {name: nic.v2, directory: /x}]").unwrap();
         let images = |config: &str| {
@@ -121,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_not_allowed_is_named_with_its_field() {
+    fn invalid_image_entry_names_its_field() {
         let many: String = (0..65)
             .map(|n| format!("{{name: a{n}, directory: /a}}, "))
             .collect();

@@ -18,7 +18,7 @@ use nodedock_model::{ObjectName, PoolName, PoolNames, limit};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubernetesSection {
-    /// Whether this is a Kubernetes node; not unless set.
+    /// True if this is a Kubernetes node; false unless set.
     pub enabled: Option<bool>,
     /// The kubelet's root directory; `ROOT/var/lib/kubelet` unless set.
     #[serde(deserialize_with = "values::absolute")]
@@ -35,15 +35,15 @@ pub struct KubernetesSection {
     /// Seconds that a device has to be unhealthy until its pods are evicted; they are not unless set.
     #[serde(deserialize_with = "values::within::<_, _, 1, 604_800>")]
     pub evict_unhealthy_after_seconds: Option<u64>,
-    /// What devices cost of the node's own resources.
+    /// Overhead of devices in resources of the node.
     #[serde(deserialize_with = "overhead::rules")]
     pub overhead: Vec<Overhead>,
     /// Devices that have to be prepared before their pod is bound.
     #[serde(deserialize_with = "binding::rules")]
     pub binding_conditions: Vec<BindingRule>,
-    /// Whether the attribute of a device's NUMA node is a list: the cluster has list attributes (`DRAListTypeAttributes`).
+    /// True if the attribute of a device's NUMA node is a list: the cluster has list attributes (`DRAListTypeAttributes`).
     pub numa_node_list: Option<bool>,
-    /// By which mechanism pools with an extended-resource name are offered; by the versions of API server and kubelet unless set.
+    /// Mechanism by which pools with an extended-resource name are offered; chosen by the versions of API server and kubelet unless set.
     pub extended_resources: Option<MechanismSetting>,
 }
 
@@ -68,7 +68,7 @@ pub struct KubernetesFlags {
 /// The configuration of a daemon on a Kubernetes node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesConfig {
-    /// As the API server has it.
+    /// Name that the node has in the API server.
     pub node_name: ObjectName,
     pub kubelet_root: PathBuf,
     /// None: the service account of the pod.
@@ -108,7 +108,7 @@ pub enum SettingsError {
 }
 
 impl SettingsError {
-    /// What to do about it.
+    /// Returns the action that solves the problem.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoNodeName | Self::NodeName { .. } => {
@@ -157,18 +157,15 @@ pub(super) fn resolve(
     let names = PoolNames {
         node: node_name.clone(),
     };
-    let local = |pool: &mut Option<PoolName>| {
-        if let Some(own) = pool
-            .as_ref()
-            .and_then(|pool| PoolName::new(names.local(pool.as_str())).ok())
-        {
-            *pool = Some(own);
-        }
-    };
     let (mut overhead, mut binding) =
         (section.overhead.clone(), section.binding_conditions.clone());
-    overhead.iter_mut().for_each(|rule| local(&mut rule.pool));
-    binding.iter_mut().for_each(|rule| local(&mut rule.pool));
+    let pools = overhead.iter_mut().map(|rule| &mut rule.pool);
+    let pools = pools.chain(binding.iter_mut().map(|rule| &mut rule.pool));
+    for pool in pools.flatten() {
+        if let Ok(own) = PoolName::new(names.local(pool.as_str())) {
+            *pool = own;
+        }
+    }
     let own_pod = flags
         .pod
         .map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod)))
@@ -246,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_section_and_the_section_over_defaults() {
+    fn flags_override_section_and_defaults() {
         let section = KubernetesSection {
             enabled: Some(true),
             kubelet_root: Some("/k".into()),
@@ -296,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_names_a_pool_with_this_node_or_without() {
+    fn rule_pool_may_omit_node_name() {
         let rules = |pool: &str| {
             let text = format!(
                 "enabled: true\noverhead: [{{driver: g.dev, pool: {pool}, resources: {{cpu: {{perPod: \"1\"}}}}}}]\nbindingConditions: [{{driver: g.dev, pool: {pool}}}]\n"
@@ -322,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mechanism_of_extended_resources_is_one_of_three() {
+    fn extended_resource_mechanism_has_three_values() {
         let read = |value: &str| {
             serde_saphyr::from_str::<KubernetesSection>(&format!("extendedResources: {value}\n"))
         };
@@ -341,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_missing_or_has_no_effect_is_named() {
+    fn missing_or_ineffective_value_is_named() {
         let plain = KubernetesSection::default();
         let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();
         assert_eq!(resolved(on(), None), SettingsError::NoNodeName);
@@ -379,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_whose_socket_paths_would_be_too_long_is_refused() {
+    fn overlong_socket_directory_is_refused() {
         for (length, fits) in [(1, true), (54, true), (55, false), (107, false)] {
             let root = format!("/{}", "x".repeat(length - 1));
             let flags = KubernetesFlags {

@@ -11,7 +11,7 @@ use nodedock_model::ObjectName;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LocalApiSection {
-    /// Whether the API is served on a Unix socket; not unless set.
+    /// True if the API is served on a Unix socket; false unless set.
     pub enabled: Option<bool>,
     /// Loopback address and port on which it is served besides, with TLS and a token; none unless set.
     #[serde(deserialize_with = "values::address")]
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_off_unless_asked_for_and_flags_win() {
+    fn local_api_is_off_by_default() {
         let section = LocalApiSection {
             enabled: Some(true),
             listen: "127.0.0.1:1".parse().ok(),

@@ -11,7 +11,7 @@ const UNNAMED: &str = "localhost";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeName {
     pub name: ObjectName,
-    /// Of the flags or the file, not of the host.
+    /// True if the name comes from the flags or the file, not from the host.
     pub is_configured: bool,
 }
 
@@ -38,14 +38,17 @@ impl NodeName {
 
 /// Returns the name of a host as a node may have it: in lower case, with `-` for what a name may not have, such as `_`.
 fn of_host(host: &str) -> ObjectName {
-    let allowed = |c: char| {
-        if c.is_ascii_alphanumeric() || c == '.' {
-            c
-        } else {
-            '-'
-        }
-    };
-    let text: String = host.to_lowercase().chars().map(allowed).collect();
+    let text: String = host
+        .to_lowercase()
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || c == '.' {
+                c
+            } else {
+                '-'
+            }
+        })
+        .collect();
     let labels = text
         .split('.')
         .map(|label| label.trim_matches('-'))
@@ -59,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_host_has_a_name_for_its_node() {
+    fn every_hostname_yields_a_node_name() {
         let long = "x".repeat(300);
         for (host, node) in [
             ("node-1", "node-1"),
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_name_that_no_node_can_have_is_refused() {
+    fn invalid_configured_node_name_is_refused() {
         let found = NodeName::resolve(Some("Host"), "other").unwrap();
         assert_eq!((found.name.as_str(), found.is_configured), ("host", true));
         for bad in ["", "lab_pc", "my host", "a/b", "-a", &"x".repeat(254)] {

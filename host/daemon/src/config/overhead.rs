@@ -51,38 +51,6 @@ fn overhead(rule: Rule) -> Result<Overhead, String> {
             rule.resources.len()
         ));
     }
-    let resource = |(name, amounts): (String, Amounts)| {
-        if !is_node_resource(&name) {
-            return Err(format!(
-                "{name:?} is not cpu, memory, ephemeral-storage or hugepages-SIZE"
-            ));
-        }
-        let Amounts {
-            per_pod,
-            per_container,
-        } = amounts;
-        if per_pod.is_none() && per_container.is_none() {
-            return Err(format!("{name} has neither perPod nor perContainer"));
-        }
-        let is_amount = |text: &String| quantity::nanos(text).is_some_and(|nanos| nanos > 0);
-        match per_pod
-            .iter()
-            .chain(&per_container)
-            .find(|text| !is_amount(text))
-        {
-            Some(wrong) => Err(format!(
-                "{name}: {wrong:?} is not a quantity above 0, such as 500m or 1Gi"
-            )),
-            None => Ok((
-                name,
-                NodeAllocatable {
-                    mapping: None,
-                    per_pod,
-                    per_container,
-                },
-            )),
-        }
-    };
     let resources = rule
         .resources
         .into_iter()
@@ -93,6 +61,38 @@ fn overhead(rule: Rule) -> Result<Overhead, String> {
         pool: rule.pool,
         resources,
     })
+}
+
+fn resource((name, amounts): (String, Amounts)) -> Result<(String, NodeAllocatable), String> {
+    if !is_node_resource(&name) {
+        return Err(format!(
+            "{name:?} is not cpu, memory, ephemeral-storage or hugepages-SIZE"
+        ));
+    }
+    let Amounts {
+        per_pod,
+        per_container,
+    } = amounts;
+    if per_pod.is_none() && per_container.is_none() {
+        return Err(format!("{name} has neither perPod nor perContainer"));
+    }
+    match per_pod
+        .iter()
+        .chain(&per_container)
+        .find(|text| quantity::nanos(text).is_none_or(|nanos| nanos <= 0))
+    {
+        Some(wrong) => Err(format!(
+            "{name}: {wrong:?} is not a quantity above 0, such as 500m or 1Gi"
+        )),
+        None => Ok((
+            name,
+            NodeAllocatable {
+                mapping: None,
+                per_pod,
+                per_container,
+            },
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_name_a_driver_and_quantities_of_the_nodes_resources() {
+    fn overhead_rule_has_driver_and_quantities() {
         let read = read(
             "[{driver: gpu.example.com, pool: gpus, resources: {cpu: {perPod: \"2\"}, memory: {perContainer: 1Gi}}}]",
         );
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_published_is_refused_with_its_reason() {
+    fn unpublishable_rule_is_refused_with_reason() {
         for (rule, part) in [
             ("[{driver: gpu.example.com, resources: {}}]", "0 resources"),
             (

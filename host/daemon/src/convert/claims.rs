@@ -9,8 +9,8 @@ use nodedock_core::manager::claims::{
 use nodedock_core::pools::NodePools;
 use nodedock_kube::local::{Excluded, NotAllocated};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, ObjectRef, Problem, PutBack,
-    ReleaseRecord, Transition, Untold,
+    Caller, ClaimRecord, DriverName, DriverPart, ObjectRef, Problem, PutBack, ReleaseRecord,
+    Transition,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
@@ -114,18 +114,21 @@ pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
 }
 
 pub fn waiting_claim(id: &ObjectRef, why: &NotAllocated) -> v1::WaitingClaim {
-    let excluded = |excluded: &Excluded| v1::ExcludedDevice {
+    v1::WaitingClaim {
+        id: Some(object_message(id)),
+        reason: why.message.clone(),
+        excluded: why.devices.iter().map(excluded_device).collect(),
+        more: why.more,
+    }
+}
+
+fn excluded_device(excluded: &Excluded) -> v1::ExcludedDevice {
+    v1::ExcludedDevice {
         request: excluded.request.clone(),
         driver: excluded.driver.clone(),
         pool: excluded.pool.clone(),
         device: excluded.device.clone(),
         reason: excluded.reason.clone(),
-    };
-    v1::WaitingClaim {
-        id: Some(object_message(id)),
-        reason: why.message.clone(),
-        excluded: why.devices.iter().map(excluded).collect(),
-        more: why.more,
     }
 }
 
@@ -147,16 +150,19 @@ pub fn released_claim(released: &ReleaseRecord, pools: &NodePools) -> v1::Releas
 }
 
 fn not_unprepared(released: &ReleaseRecord, pools: &NodePools) -> Vec<v1::UntoldDriver> {
-    let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
-        driver: driver.to_string(),
-        devices: untold
-            .devices
-            .iter()
-            .map(|device| pools.published_device(driver, device))
-            .collect(),
-        problem: Some(problem(&untold.problem)),
-    };
-    released.untold.iter().map(one).collect()
+    released
+        .untold
+        .iter()
+        .map(|(driver, untold)| v1::UntoldDriver {
+            driver: driver.to_string(),
+            devices: untold
+                .devices
+                .iter()
+                .map(|device| pools.published_device(driver, device))
+                .collect(),
+            problem: Some(problem(&untold.problem)),
+        })
+        .collect()
 }
 
 /// Selects the claim to release by namespace and name, and by UID if there is one.
@@ -179,16 +185,18 @@ pub fn release_preview(preview: &ReleasePreview, pools: &NodePools) -> v1::Relea
         drivers,
         values,
     } = preview;
-    let driver = |(name, serves): (&DriverName, &Result<(), Problem>)| v1::UntoldDriver {
-        driver: name.to_string(),
-        devices: pools.devices_of(record, name),
-        problem: serves.as_ref().err().map(problem),
-    };
     v1::ReleaseClaimResponse {
         claim: Some(object_message(&record.id)),
         state: record.state.as_str().to_owned(),
         pods: record.pods.values().map(object_message).collect(),
-        drivers: drivers.iter().map(driver).collect(),
+        drivers: drivers
+            .iter()
+            .map(|(name, serves)| v1::UntoldDriver {
+                driver: name.to_string(),
+                devices: pools.devices_of(record, name),
+                problem: serves.as_ref().err().map(problem),
+            })
+            .collect(),
         values: values.iter().map(restored_value).collect(),
     }
 }
@@ -224,17 +232,18 @@ pub(super) fn transition(transition: &Transition) -> v1::Transition {
     }
 }
 
-/// What a claim's drivers changed below `/sys`, in the order in which the host would restore it.
+/// Returns the values below `/sys` that a claim's drivers changed, in the order in which the host would restore them.
 fn changed_values(view: &ClaimView) -> Vec<v1::SysfsValue> {
     let changed = view.values.iter().flat_map(|values| values.newest_first());
-    let value = |(driver, kept): (&DriverName, &KeptValue)| v1::SysfsValue {
-        driver: driver.to_string(),
-        path: kept.path.clone(),
-        before: kept.before.clone(),
-        left: kept.left().map(str::to_owned),
-        ..v1::SysfsValue::default()
-    };
-    changed.map(value).collect()
+    changed
+        .map(|(driver, kept)| v1::SysfsValue {
+            driver: driver.to_string(),
+            path: kept.path.clone(),
+            before: kept.before.clone(),
+            left: kept.left().map(str::to_owned),
+            ..v1::SysfsValue::default()
+        })
+        .collect()
 }
 
 fn restored_value(value: &PutBack) -> v1::SysfsValue {

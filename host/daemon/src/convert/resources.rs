@@ -8,7 +8,6 @@ use super::{bounded, count, invalid, label, missing, name, problem, shown};
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::manager::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
-    TopologyHint,
 };
 use nodedock_core::manager::{PodResource, PodView};
 use nodedock_core::pools::NodePools;
@@ -37,7 +36,7 @@ pub(super) fn limits(
 
 /// Checks NUMA nodes, and returns them ascending and each once.
 pub(super) fn numa_nodes(container: &str, nodes: &[u32]) -> Result<Vec<u32>, Problem> {
-    let max = limit::NUMA_NODES_OF_LINUX;
+    let max = limit::NUMA_NODE_ID_MAX + 1;
     let wrong = |what: String| {
         let field = format!("containers[{}].numa_affinity", shown(container));
         Err(invalid(format!(
@@ -105,18 +104,21 @@ pub fn capacity(
             .or_default()
             .extend(ids.filter(|id| is_claimed(driver, id)));
     }
-    let resource = |view: &ResourceView| v1::Resource {
-        name: view.name.to_string(),
-        capacity: count(view.capacity()),
-        allocatable: count(view.allocatable()),
-        allocated: count(allocated.get(&view.name).map_or(0, BTreeSet::len)),
-        active: view.active,
-        driver: source(&view.source),
-        numa_nodes: nodes_of(&view.devices),
-        ..v1::Resource::default()
-    };
     v1::GetCapacityResponse {
-        resources: capacity.resources.iter().map(resource).collect(),
+        resources: capacity
+            .resources
+            .iter()
+            .map(|view| v1::Resource {
+                name: view.name.to_string(),
+                capacity: count(view.capacity()),
+                allocatable: count(view.allocatable()),
+                allocated: count(allocated.get(&view.name).map_or(0, BTreeSet::len)),
+                active: view.active,
+                driver: source(&view.source),
+                numa_nodes: nodes_of(&view.devices),
+                ..v1::Resource::default()
+            })
+            .collect(),
         removed: capacity.removed.iter().map(ToString::to_string).collect(),
     }
 }
@@ -251,18 +253,24 @@ pub fn hint_scope(scope: &str) -> Result<HintScope, Problem> {
 }
 
 pub fn hints(hints: &[ResourceHints]) -> v1::GetTopologyHintsResponse {
-    let hint = |hint: &TopologyHint| v1::TopologyHint {
-        numa_nodes: hint.numa_nodes.clone(),
-        preferred: hint.preferred,
-    };
-    let resource = |of: &ResourceHints| v1::ResourceHints {
-        container: of.container.clone(),
-        resource: of.resource.to_string(),
-        has_topology: of.hints.is_some(),
-        hints: of.hints.iter().flatten().map(hint).collect(),
-    };
     v1::GetTopologyHintsResponse {
-        resources: hints.iter().map(resource).collect(),
+        resources: hints
+            .iter()
+            .map(|of| v1::ResourceHints {
+                container: of.container.clone(),
+                resource: of.resource.to_string(),
+                has_topology: of.hints.is_some(),
+                hints: of
+                    .hints
+                    .iter()
+                    .flatten()
+                    .map(|hint| v1::TopologyHint {
+                        numa_nodes: hint.numa_nodes.clone(),
+                        preferred: hint.preferred,
+                    })
+                    .collect(),
+            })
+            .collect(),
     }
 }
 
@@ -270,12 +278,13 @@ pub fn hints(hints: &[ResourceHints]) -> v1::GetTopologyHintsResponse {
 pub fn cover_request(
     request: &v1::CoverAllocatedRequest,
 ) -> Result<(Uid, BTreeMap<ExtendedResource, u64>), Problem> {
-    let extended = |(name, count): (&String, &u64)| {
-        ExtendedResource::new(name).ok().map(|name| (name, *count))
-    };
     Ok((
         name("pod_uid", &request.pod_uid)?,
-        request.allocatable.iter().filter_map(extended).collect(),
+        request
+            .allocatable
+            .iter()
+            .filter_map(|(name, count)| ExtendedResource::new(name).ok().map(|name| (name, *count)))
+            .collect(),
     ))
 }
 

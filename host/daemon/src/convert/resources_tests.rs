@@ -1,7 +1,8 @@
 use std::path::PathBuf;
 
 use super::*;
-use nodedock_core::manager::claims::table::ClaimTable;
+use nodedock_core::manager::devices::TopologyHint;
+use nodedock_core::records::table::ClaimTable;
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PluginDevice, PodContainer, PodRecord,
     PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
@@ -73,7 +74,7 @@ fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
 }
 
 #[test]
-fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_pods_and_claims() {
+fn capacity_allocatable_and_allocated_are_counted() {
     let devices = vec![
         device("0", true, &[1]),
         device("1", false, &[0]),
@@ -140,7 +141,7 @@ fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_p
 }
 
 #[test]
-fn a_plugins_device_names_its_socket_its_resource_and_its_pods() {
+fn plugin_device_names_socket_and_pods() {
     let resource = view("a.dev/a", plugin(), vec![device("0", false, &[1])]);
     let device = plugin_device(&resource, &resource.devices[0]);
     assert_eq!(
@@ -162,7 +163,7 @@ fn a_plugins_device_names_its_socket_its_resource_and_its_pods() {
 }
 
 #[test]
-fn hints_distinguish_a_resource_without_topology_from_one_that_cannot_be_served() {
+fn hints_distinguish_unaligned_from_unsatisfiable_resources() {
     let of = |resource: &str, hints| ResourceHints {
         container: "main".to_owned(),
         resource: name(resource),
@@ -197,7 +198,7 @@ fn hints_distinguish_a_resource_without_topology_from_one_that_cannot_be_served(
 }
 
 #[test]
-fn what_is_no_extended_resource_comes_back_as_it_was() {
+fn other_resources_are_returned_unchanged() {
     let request = v1::CoverAllocatedRequest {
         pod_uid: "uid-a".to_owned(),
         allocatable: BTreeMap::from([("cpu".to_owned(), 4), ("a.dev/a".to_owned(), 1)]),
@@ -222,7 +223,7 @@ fn what_is_no_extended_resource_comes_back_as_it_was() {
 }
 
 #[test]
-fn the_start_of_a_container_names_pod_and_container() {
+fn container_start_names_pod_and_container() {
     let pod = v1::ObjectRef {
         uid: "uid-a".to_owned(),
         ..v1::ObjectRef::default()
@@ -258,14 +259,13 @@ fn the_start_of_a_container_names_pod_and_container() {
 }
 
 #[test]
-fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
+fn resource_shows_mechanism_and_its_reason() {
     use nodedock_kube::extended_resources::{Decision, LocalPool, PoolStatus};
 
     let status = |offered, waits_for: &str| PoolStatus {
         resource: name("b.dev/b"),
         offered,
         waits_for: waits_for.to_owned(),
-        claimed: BTreeSet::new(),
     };
     let key = |pool: &str| LocalPool {
         driver: "d.dev".parse().unwrap(),

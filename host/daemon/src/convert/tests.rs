@@ -95,7 +95,7 @@ fn message() -> v1::PreparePodRequest {
 }
 
 #[test]
-fn a_request_comes_back_from_its_message_as_it_was() {
+fn pod_request_round_trips() {
     let inline = vec![inline_claim(), bare_claim()];
     assert_eq!(
         pod_request(&pod_message(&request(), &inline)),
@@ -233,7 +233,7 @@ fn an_error_names_the_field() {
 }
 
 #[test]
-fn lists_are_bounded_and_the_longest_pass() {
+fn lists_are_bounded_inclusively() {
     fn repeat<T: Clone>(list: &mut Vec<T>, count: usize, name: fn(&mut T, usize)) {
         let first = list[0].clone();
         *list = (0..count).map(|_| first.clone()).collect();
@@ -286,14 +286,14 @@ fn lists_are_bounded_and_the_longest_pass() {
 }
 
 #[test]
-fn a_long_bad_name_makes_a_short_error() {
+fn long_invalid_name_gives_short_error() {
     let mut message = message();
     message.containers[0].name = "x".repeat(1 << 20);
     assert!(pod_request(&message).unwrap_err().message.len() < limit::PROBLEM_MESSAGE_BYTES_MAX);
 }
 
 #[test]
-fn a_pod_is_selected_by_uid_or_else_by_name() {
+fn pod_is_selected_by_uid_first() {
     let mut message = object_message(&id("pod"));
     assert_eq!(
         selector(Some(&message)),
@@ -315,7 +315,7 @@ fn a_pod_is_selected_by_uid_or_else_by_name() {
 }
 
 #[test]
-fn an_answer_says_of_each_claim_what_became_of_it() {
+fn response_has_outcome_of_each_claim() {
     let outcome = |name: &str, end| ClaimOutcome {
         namespace: id(name).namespace,
         name: id(name).name,
@@ -357,7 +357,7 @@ fn an_answer_says_of_each_claim_what_became_of_it() {
 }
 
 #[test]
-fn a_container_without_a_kind_is_an_ordinary_one_and_nodes_come_in_order() {
+fn container_kind_defaults_to_app() {
     let mut message = message();
     message.containers[0].kind.clear();
     message.containers[1].numa_affinity = vec![3, 0, 3];
@@ -365,7 +365,7 @@ fn a_container_without_a_kind_is_an_ordinary_one_and_nodes_come_in_order() {
 }
 
 #[test]
-fn an_answer_says_of_each_resource_what_became_of_it_and_what_a_runtime_needs() {
+fn response_has_outcome_of_each_resource() {
     use nodedock_core::manager::devices::ResourceOutcome;
     use nodedock_model::{AllocationMount, AllocationNode, ContainerAllocation};
     let outcome = |name: &str, end| ResourceOutcome {

@@ -44,10 +44,9 @@ fn container(view: &PodView, name: &str, pools: &NodePools) -> v1::ContainerReso
 
 /// The resources of a container, without those that are still being allocated.
 fn held_by<'a>(view: &'a PodView, container: &'a str) -> impl Iterator<Item = &'a PodResource> {
-    let is_held = move |resource: &&PodResource| {
+    view.resources.iter().filter(move |resource| {
         resource.container == container && resource.state != ResourceState::Allocating
-    };
-    view.resources.iter().filter(is_held)
+    })
 }
 
 /// One for each NUMA node of a device, and one without topology for a device that has none.
@@ -57,20 +56,22 @@ fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> 
         device_ids: vec![id.to_owned()],
         topology,
     };
-    let on = |node: &u32| {
-        one(Some(v1::TopologyInfo {
-            nodes: vec![v1::NumaNode {
-                id: i64::from(*node),
-            }],
-        }))
-    };
     match nodes {
         [] => vec![one(None)],
-        nodes => nodes.iter().map(on).collect(),
+        nodes => nodes
+            .iter()
+            .map(|node| {
+                one(Some(v1::TopologyInfo {
+                    nodes: vec![v1::NumaNode {
+                        id: i64::from(*node),
+                    }],
+                }))
+            })
+            .collect(),
     }
 }
 
-/// A claim with all its devices, whatever requests of it a container names.
+/// Returns a claim with all its devices, regardless of the requests of it that a container names.
 fn dynamic_resource(claim: &ClaimRecord, pools: &NodePools) -> v1::DynamicResource {
     let mut claim_resources = Vec::new();
     for driver in claim.drivers.keys() {
@@ -106,20 +107,21 @@ fn claim_resource(
 
 /// The pod as v1alpha1 has it: the regular containers, and the devices of each resource together.
 pub(super) fn pod_v1alpha1(view: &PodView) -> v1alpha1::PodResources {
-    let container = |name: &str| v1alpha1::ContainerResources {
-        name: name.to_owned(),
-        devices: held_by(view, name)
-            .map(|held| v1alpha1::ContainerDevices {
-                resource_name: held.resource.to_string(),
-                device_ids: held.devices.keys().cloned().collect(),
-            })
-            .collect(),
-    };
     let regular = view.kinds().into_iter().filter(|(_, kind)| kind.is_app());
     v1alpha1::PodResources {
         name: view.pod.name.to_string(),
         namespace: view.pod.namespace.to_string(),
-        containers: regular.map(|(name, _)| container(name)).collect(),
+        containers: regular
+            .map(|(name, _)| v1alpha1::ContainerResources {
+                name: name.to_owned(),
+                devices: held_by(view, name)
+                    .map(|held| v1alpha1::ContainerDevices {
+                        resource_name: held.resource.to_string(),
+                        device_ids: held.devices.keys().cloned().collect(),
+                    })
+                    .collect(),
+            })
+            .collect(),
     }
 }
 
@@ -137,7 +139,7 @@ pub(super) fn allocatable(capacity: &Capacity) -> v1::AllocatableResourcesRespon
     }
 }
 
-/// Of pods with one name, where one replaces another, the one that is not being unprepared.
+/// Returns the pod that is not being unprepared, of pods with one name, where one replaces another.
 pub(super) fn staying(pods: &[PodView]) -> Option<&PodView> {
     pods.iter()
         .find(|view| view.state() != ClaimState::Unpreparing)

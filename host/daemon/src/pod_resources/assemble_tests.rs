@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::*;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
     ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer,
@@ -100,7 +100,7 @@ fn of_claims(
     )
 }
 
-/// What a container has of a resource: its name and kind, the resource, and the devices with their NUMA nodes.
+/// Devices of a resource in a container: the container's name and kind, the resource, and the devices with their NUMA nodes.
 type Entry<'a> = (&'a str, ContainerKind, &'a str, &'a [(&'a str, &'a [u32])]);
 
 /// A pod whose containers have devices of plugins, in a state.
@@ -177,7 +177,7 @@ fn names(pod: &v1::PodResources) -> Vec<&str> {
 }
 
 #[test]
-fn a_device_is_listed_once_for_each_numa_node_and_once_where_it_has_none() {
+fn device_is_listed_per_numa_node() {
     let devices: [(&str, &[u32]); 3] = [("a", &[0]), ("b", &[0, 1]), ("c", &[])];
     let entries = [("main", ContainerKind::App, "example.com/nic", &devices[..])];
     let pod = pod(&view(&of_resources("a", &entries, ClaimState::Prepared).0));
@@ -202,7 +202,7 @@ fn a_device_is_listed_once_for_each_numa_node_and_once_where_it_has_none() {
 }
 
 #[test]
-fn a_claim_is_listed_whole_whatever_request_a_container_names() {
+fn claim_is_always_listed_whole() {
     let containers = vec![
         container(
             "one",
@@ -268,7 +268,7 @@ fn a_claim_is_listed_whole_whatever_request_a_container_names() {
 }
 
 #[test]
-fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
+fn init_containers_except_sidecars_are_omitted() {
     let devices: [(&str, &[u32]); 1] = [("a", &[0])];
     let kinds = [
         ("init", ContainerKind::Init),
@@ -322,7 +322,7 @@ fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
 }
 
 #[test]
-fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
+fn pool_devices_are_no_dynamic_resources() {
     let record = claim_record("p", "prepared");
     let resource = ExtendedResource::new("example.com/gpu").unwrap();
     let devices = [("pool/gpu-0".to_owned(), vec![1])].into();
@@ -346,7 +346,7 @@ fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
 }
 
 #[test]
-fn devices_that_are_still_being_allocated_are_not_listed() {
+fn devices_being_allocated_are_not_listed() {
     let open = [(
         "main",
         ContainerKind::App,
@@ -361,7 +361,7 @@ fn devices_that_are_still_being_allocated_are_not_listed() {
 }
 
 #[test]
-fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
+fn healthy_devices_are_allocatable_when_allocated() {
     let device = |id: &str, healthy, nodes: &[u32], pods: Vec<ObjectRef>| DeviceView {
         device: PluginDevice {
             id: id.to_owned(),
@@ -404,7 +404,7 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
 }
 
 #[test]
-fn of_two_pods_with_one_name_the_one_that_stays_is_meant() {
+fn remaining_pod_wins_among_equal_names() {
     let pod = |state: &str, uid: &str| {
         let pod = ObjectRef {
             uid: uid.parse().unwrap(),

@@ -1,6 +1,6 @@
-//! What the fuzz targets in `fuzz/` call, and the test of their seeds: one function for each target.
+//! Functions of the fuzz targets in `fuzz/`, and of the test of their seeds: one function for each target.
 //!
-//! Each gets bytes, and panics if the result breaks a promise of the daemon. It returns whether the input was accepted, so that seeds
+//! Each gets bytes, and panics if the result breaks a guarantee of the daemon. It returns true if the input was accepted, so that seeds
 //! which are only ever refused are noticed.
 
 mod answers;

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_does_not_return_is_left_behind_up_to_a_number() {
+    fn stuck_reads_are_abandoned_and_bounded() {
         let mut reader = Reader {
             read: waiting,
             deadline: Duration::from_millis(10),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_are_read_and_only_their_first_bytes() {
+    fn only_regular_files_are_read_partially() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("file"), "content").unwrap();

@@ -1,4 +1,4 @@
-//! Which parts of `/sys`, `/dev` and `/proc` a recording has. Pure.
+//! Selection of the parts of `/sys`, `/dev` and `/proc` for a recording. Pure.
 //!
 //! Only the trees in [`TREES`] are walked. Within them a file is opened unless a rule leaves it out: it is for writing, it is memory of a
 //! device, reading it has an effect, or it holds a secret that no driver needs.
@@ -102,7 +102,7 @@ const PCI_CONFIG_BYTES: usize = 256;
 /// Permission to read, of any class of users.
 const READABLE: u32 = 0o444;
 
-/// How much of a file is recorded.
+/// The part of a file that is recorded.
 #[derive(Debug, PartialEq)]
 pub(super) enum Choice {
     /// All of it, if it has no more bytes.
@@ -115,7 +115,7 @@ pub(super) enum Choice {
 
 struct Rules {
     globs: GlobSet,
-    /// By the index of the glob.
+    /// Reasons by the index of the glob.
     reasons: Vec<&'static str>,
 }
 
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_with_side_effects_and_memory_of_devices_are_left_out() {
+    fn dangerous_files_are_left_out() {
         let function = "/sys/devices/pci0000:00/0000:00:02.0";
         for name in [
             "rom",
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn links_in_dev_are_kept_when_they_name_a_place() {
+    fn dev_links_by_location_are_kept() {
         assert_eq!(keeps_link("/dev/dri/by-path/pci-0000:00:02.0-card"), Ok(()));
         assert_eq!(keeps_link("/sys/class/drm/card0"), Ok(()));
         for path in ["/dev/serial/by-id/usb-FTDI_A50285BI", "/dev/root"] {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tree_is_left_out_and_only_allowed_ones_are_walked() {
+    fn only_allowed_trees_are_walked() {
         for tree in TREES {
             assert_eq!(left_out(tree), None, "{tree}");
         }

@@ -72,7 +72,7 @@ fn skipped(recording: &Recording, reason: Skipped) -> Option<&str> {
 }
 
 #[test]
-fn a_machine_without_identifiers_is_recorded_as_it_is_and_read_again() {
+fn recording_without_identifiers_round_trips() {
     let machine = Machine::new().link(
         "sys/class/drm/card0",
         "../../devices/pci0000:00/0000:00:02.0",
@@ -93,7 +93,7 @@ fn a_machine_without_identifiers_is_recorded_as_it_is_and_read_again() {
 }
 
 #[test]
-fn files_with_effects_and_secrets_of_the_kernel_are_not_opened() {
+fn dangerous_and_secret_files_stay_unopened() {
     let function = |name: &str| format!("{FUNCTION}/{name}");
     let machine = Machine::new()
         .file(&function("remove"), "")
@@ -152,7 +152,7 @@ fn files_with_effects_and_secrets_of_the_kernel_are_not_opened() {
 }
 
 #[test]
-fn device_nodes_are_recorded_with_their_numbers() {
+fn device_nodes_are_recorded_with_numbers() {
     use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
     let machine = Machine::new();
     fs::create_dir_all(machine.path("dev/dri")).unwrap();
@@ -180,7 +180,7 @@ fn device_nodes_are_recorded_with_their_numbers() {
 }
 
 #[test]
-fn a_machine_without_sysfs_is_no_machine() {
+fn machine_without_sysfs_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let error = Recorder::new(directory.path())
         .record(&mut |_, _| ())
@@ -189,7 +189,7 @@ fn a_machine_without_sysfs_is_no_machine() {
 }
 
 #[test]
-fn links_of_a_machine_that_do_not_end_are_an_error_with_the_link() {
+fn circular_machine_links_name_the_link() {
     let machine = Machine::new()
         .link("sys/class/a", "b")
         .link("sys/class/b", "a");
@@ -289,7 +289,7 @@ fn identifiers_become_placeholders_everywhere() {
 }
 
 #[test]
-fn short_and_usual_values_are_replaced_in_their_own_file_only() {
+fn common_values_are_replaced_locally() {
     let machine = Machine::new()
         .file("etc/hostname", "i915\n")
         .file(&format!("{FUNCTION}/serial"), "8086\n")
@@ -304,7 +304,7 @@ fn short_and_usual_values_are_replaced_in_their_own_file_only() {
 }
 
 #[test]
-fn texts_that_are_of_no_vocabulary_are_replaced() {
+fn texts_outside_vocabulary_are_replaced() {
     let usb = "sys/devices/pci0000:00/0000:00:14.0/usb1/1-1";
     let function = |name: &str| format!("{FUNCTION}/{name}");
     let recording = Machine::new()
@@ -432,7 +432,7 @@ proptest! {
 
 /// The machine that runs the test: its files change, but a recording of it is read as it was written.
 #[test]
-fn this_machine_is_recorded_and_read_again() {
+fn recording_of_test_machine_round_trips() {
     let recording = Recorder::new(Path::new("/"))
         .record(&mut |_, _| ())
         .unwrap();

@@ -1,4 +1,4 @@
-//! What is to be done about a claim for which a scheduler may wait, by what one look at it found. Pure.
+//! Next step for a claim for which a scheduler may wait, decided from one observation of it. Pure.
 //!
 //! ```text
 //! open ──► prepared ──► the kubelet's, or released
@@ -7,8 +7,8 @@
 //! failed    released (kept for a while, so that its condition is removed)
 //! ```
 //!
-//! Each allocation starts again. A claim that was prepared early is never left behind: it is forgotten only when a kubelet has requested
-//! it, or when it is released.
+//! Each allocation starts again. A claim that was prepared early is never leaked: it is forgotten only when a kubelet has requested it, or
+//! when it is released.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::claims::ScheduledClaim;
 use crate::events::camel_case;
 use nodedock_base::backoff::Backoff;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, Consumer, DeviceStatus,
-    DriverName, Problem, ReportedDevice, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, DeviceStatus, DriverName,
+    Problem, ReportedDevice, Uid,
 };
 
 /// A claim that cannot be prepared for so long counts as refused: half of the time that a scheduler waits by default (600 s), so that it
@@ -42,9 +42,9 @@ pub(crate) const IDLE_LOOK: Duration = Duration::from_secs(15);
 const LOOK_MIN: Duration = Duration::from_millis(250);
 const LOOK_MAX: Duration = Duration::from_secs(30);
 
-/// What one look at a claim found.
+/// Observation of a claim.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct ClaimObservation {
     /// Pods that name it and are nominated to this node.
     pub(super) nominated: BTreeSet<Uid>,
     pub(super) claim: ClaimSeen,
@@ -62,7 +62,7 @@ pub(super) enum ClaimSeen {
     Here(Box<ScheduledClaim>),
 }
 
-/// Who holds the claim of this name here.
+/// State of the claim with this name on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Held {
     Free,
@@ -74,7 +74,7 @@ pub(super) enum Held {
     Kubelet,
 }
 
-/// Where the consumers of a claim that was prepared early are, if no scheduler waits for it.
+/// State of the consumers of a claim that was prepared early, if no scheduler waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consumers {
     /// Also if it did not matter.
@@ -124,7 +124,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Tracked {
     attempt: Option<Attempt>,
-    /// Since when it is prepared and no pod is nominated for it.
+    /// Time since which it is prepared without a nominated pod.
     withdrawn_since: Option<Instant>,
     looks: Backoff,
 }
@@ -134,11 +134,11 @@ pub(super) struct Tracked {
 struct Attempt {
     claim: ScheduledClaim,
     since: Instant,
-    state: State,
+    state: BindingState,
 }
 
 #[derive(Debug)]
-enum State {
+enum BindingState {
     Open {
         retry_at: Instant,
     },
@@ -169,7 +169,7 @@ impl Tracked {
         self.looks.reset();
     }
 
-    pub(super) fn step(&mut self, seen: &Seen, now: Instant) -> Step {
+    pub(super) fn step(&mut self, seen: &ClaimObservation, now: Instant) -> Step {
         match &seen.claim {
             ClaimSeen::Unknown => Step::Wait(self.looks.delay()),
             _ if seen.held == Held::Kubelet => self.idle(seen),
@@ -180,7 +180,7 @@ impl Tracked {
     }
 
     /// The claim has no allocation here.
-    fn end(&mut self, seen: &Seen, why: Why) -> Step {
+    fn end(&mut self, seen: &ClaimObservation, why: Why) -> Step {
         (self.attempt, self.withdrawn_since) = (None, None);
         match &seen.held {
             Held::Early { uid, .. } => Step::Release(uid.clone(), why),
@@ -189,7 +189,7 @@ impl Tracked {
     }
 
     /// A scheduler may allocate the claim for a nominated pod at any moment.
-    fn look_again(&mut self, seen: &Seen) -> Step {
+    fn look_again(&mut self, seen: &ClaimObservation) -> Step {
         if seen.nominated.is_empty() {
             Step::Forget
         } else {
@@ -197,7 +197,7 @@ impl Tracked {
         }
     }
 
-    fn idle(&mut self, seen: &Seen) -> Step {
+    fn idle(&mut self, seen: &ClaimObservation) -> Step {
         (self.attempt, self.withdrawn_since) = (None, None);
         if seen.nominated.is_empty() {
             Step::Forget
@@ -206,7 +206,7 @@ impl Tracked {
         }
     }
 
-    fn step_here(&mut self, seen: &Seen, claim: &ScheduledClaim, now: Instant) -> Step {
+    fn step_here(&mut self, seen: &ClaimObservation, claim: &ScheduledClaim, now: Instant) -> Step {
         let held = match &seen.held {
             Held::Early { uid, .. } if *uid != claim.claim.id.uid => {
                 return Step::Release(uid.clone(), Why::Gone);
@@ -227,7 +227,7 @@ impl Tracked {
             .as_ref()
             .is_some_and(|attempt| is_same(&attempt.claim, claim))
         {
-            let state = State::Open { retry_at: now };
+            let state = BindingState::Open { retry_at: now };
             self.attempt = Some(Attempt {
                 claim: claim.clone(),
                 since: now,
@@ -253,21 +253,23 @@ impl Tracked {
         // The devices of a driver that came later count as well.
         attempt.claim.awaited.clone_from(&claim.awaited);
         match (&attempt.state, held) {
-            (State::Failed { .. }, Some(uid)) => Step::Release(uid.clone(), Why::Refused),
-            (State::Failed { .. }, None) | (State::Prepared, Some(_)) => Step::Wait(IDLE_LOOK),
-            (State::Open { retry_at }, _) if *retry_at > now => Step::Wait(*retry_at - now),
-            (State::Open { .. }, _) => Step::Prepare,
-            (State::Prepared | State::Released { .. }, _) => {
-                (attempt.since, attempt.state) = (now, State::Open { retry_at: now });
+            (BindingState::Failed { .. }, Some(uid)) => Step::Release(uid.clone(), Why::Refused),
+            (BindingState::Failed { .. }, None) | (BindingState::Prepared, Some(_)) => {
+                Step::Wait(IDLE_LOOK)
+            }
+            (BindingState::Open { retry_at }, _) if *retry_at > now => Step::Wait(*retry_at - now),
+            (BindingState::Open { .. }, _) => Step::Prepare,
+            (BindingState::Prepared | BindingState::Released { .. }, _) => {
+                (attempt.since, attempt.state) = (now, BindingState::Open { retry_at: now });
                 Step::Prepare
             }
         }
     }
 
-    fn step_unwanted(&mut self, seen: &Seen, held: Option<&Uid>, now: Instant) -> Step {
+    fn step_unwanted(&mut self, seen: &ClaimObservation, held: Option<&Uid>, now: Instant) -> Step {
         let Some(uid) = held else {
             let at = match self.attempt.as_ref().map(|attempt| &attempt.state) {
-                Some(State::Failed { at, .. } | State::Released { at }) => Some(*at),
+                Some(BindingState::Failed { at, .. } | BindingState::Released { at }) => Some(*at),
                 _ => None,
             };
             return match at.is_some_and(|at| now < at + OUTCOME_KEPT) {
@@ -304,14 +306,14 @@ impl Tracked {
         };
         match outcome {
             Ok(()) => {
-                attempt.state = State::Prepared;
+                attempt.state = BindingState::Prepared;
                 self.looks.reset();
                 IDLE_LOOK
             }
             Err((driver, problem))
                 if problem.kind.is_permanent() || now >= attempt.since + EARLY_PREPARE_MAX =>
             {
-                attempt.state = State::Failed {
+                attempt.state = BindingState::Failed {
                     driver,
                     problem,
                     at: now,
@@ -321,7 +323,7 @@ impl Tracked {
             }
             Err(_) => {
                 let delay = self.looks.delay();
-                attempt.state = State::Open {
+                attempt.state = BindingState::Open {
                     retry_at: now + delay,
                 };
                 delay
@@ -333,9 +335,9 @@ impl Tracked {
     pub(super) fn released(&mut self, now: Instant) {
         self.withdrawn_since = None;
         if let Some(attempt) = &mut self.attempt
-            && !matches!(attempt.state, State::Failed { .. })
+            && !matches!(attempt.state, BindingState::Failed { .. })
         {
-            attempt.state = State::Released { at: now };
+            attempt.state = BindingState::Released { at: now };
         }
     }
 
@@ -344,7 +346,7 @@ impl Tracked {
         let attempt = self
             .attempt
             .iter()
-            .filter(|attempt| matches!(attempt.state, State::Prepared));
+            .filter(|attempt| matches!(attempt.state, BindingState::Prepared));
         attempt.flat_map(Attempt::awaited_devices)
     }
 
@@ -356,7 +358,7 @@ impl Tracked {
     /// The driver that cannot prepare the claim, its devices, and why.
     pub(super) fn failure(&self) -> Option<(&DriverName, Vec<&AllocatedDevice>, &Problem)> {
         let attempt = self.attempt.as_ref()?;
-        let State::Failed {
+        let BindingState::Failed {
             driver, problem, ..
         } = &attempt.state
         else {
@@ -368,7 +370,8 @@ impl Tracked {
         Some((driver, devices.collect(), problem))
     }
 
-    /// What is published of the claim beside what its drivers report: the failure; and that it was allocated again.
+    /// Returns the status to publish beside those of the claim's drivers: the failure, and the time of the allocation, which shows that the
+    /// claim was allocated again.
     pub(super) fn statuses(&self) -> Option<ClaimStatuses> {
         let attempt = self.attempt.as_ref()?;
         let failed = self
@@ -402,13 +405,17 @@ impl Attempt {
     }
 }
 
-/// Whether a scheduler waits for a claim: it is reserved for one of the nominated pods that name it, or for what may be one's group.
+/// Returns whether a scheduler waits for a claim: it is reserved for a nominated pod that names it, or for a consumer that may be the group
+/// of such a pod.
 pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
-    let is_for = |consumer: &Consumer| !consumer.is_pod() || nominated.contains(&consumer.uid);
-    !nominated.is_empty() && claim.reserved_for.iter().any(is_for)
+    !nominated.is_empty()
+        && claim
+            .reserved_for
+            .iter()
+            .any(|consumer| !consumer.is_pod() || nominated.contains(&consumer.uid))
 }
 
-/// Whether two states of a claim are of one allocation.
+/// Returns whether two states of a claim belong to one allocation.
 fn is_same(before: &ScheduledClaim, now: &ScheduledClaim) -> bool {
     (
         &before.claim.id,
@@ -436,8 +443,8 @@ fn failed(device: &AllocatedDevice, problem: &Problem) -> Option<ReportedDevice>
     })
 }
 
-/// Whether a problem is about the device: another device may do. What is wrong with a claim's parameters is wrong on every device, and
-/// must not take one after the other out of use.
+/// Returns whether a problem is about the device, so that another device may work. Wrong parameters of a claim fail on every device, and
+/// must not take one device after the other out of use.
 pub(super) fn is_of_device(problem: &Problem) -> bool {
     !problem.kind.is_permanent()
 }

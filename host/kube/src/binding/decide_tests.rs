@@ -73,8 +73,8 @@ fn here(claim: ScheduledClaim) -> ClaimSeen {
 }
 
 /// A look at a claim that is allocated to `gpu-0` and reserved for the pod that is nominated.
-fn wanted(held: Held) -> Seen {
-    Seen {
+fn wanted(held: Held) -> ClaimObservation {
+    ClaimObservation {
         nominated: [uid("pod-a")].into(),
         claim: here(scheduled("gpu-0", 7, vec![consumer("pods")])),
         held,
@@ -106,7 +106,7 @@ fn release(why: Why) -> Step {
 }
 
 #[test]
-fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
+fn claim_is_prepared_for_waiting_scheduler() {
     let now = Instant::now();
     let unreserved = here(scheduled("gpu-0", 7, vec![]));
     let not_ours = here(ScheduledClaim {
@@ -131,7 +131,7 @@ fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
         (wanted(Held::Free).claim, &none, Held::Kubelet, Step::Forget),
         (ClaimSeen::Gone, &none, Held::Free, Step::Forget),
     ] {
-        let seen = Seen {
+        let seen = ClaimObservation {
             nominated: nominated.clone(),
             claim,
             held,
@@ -142,9 +142,9 @@ fn a_claim_is_prepared_only_where_a_scheduler_waits_for_this_node() {
 }
 
 #[test]
-fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
+fn only_surely_unneeded_claims_are_released() {
     let now = Instant::now();
-    let alone = |claim, consumers| Seen {
+    let alone = |claim, consumers| ClaimObservation {
         nominated: BTreeSet::new(),
         claim,
         held: early("gpu-0"),
@@ -179,7 +179,7 @@ fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
         assert_eq!(Tracked::default().step(&seen, now), expected, "{seen:?}");
     }
     // Another pod that names it is nominated, and it is reserved for one that is bound here.
-    let shared = |consumers| Seen {
+    let shared = |consumers| ClaimObservation {
         nominated: [uid("pod-b")].into(),
         ..alone(same(), consumers)
     };
@@ -221,7 +221,7 @@ fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
         [],
         "its condition is removed"
     );
-    let released = Seen {
+    let released = ClaimObservation {
         held: Held::Free,
         ..waiting
     };
@@ -236,7 +236,7 @@ fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
 }
 
 #[test]
-fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
+fn prepare_failure_is_reported_until_reallocation() {
     let (now, mut tracked) = (Instant::now(), Tracked::default());
     assert_eq!(tracked.step(&wanted(Held::Free), now), Step::Prepare);
     tracked.prepared(refused(invalid()), now);
@@ -262,7 +262,7 @@ fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
         Step::Wait(IDLE_LOOK)
     );
     // The same device in another allocation.
-    let again = Seen {
+    let again = ClaimObservation {
         claim: here(scheduled("gpu-0", 8, vec![consumer("pods")])),
         ..wanted(Held::Free)
     };
@@ -272,7 +272,7 @@ fn a_refusal_is_reported_until_the_claim_is_allocated_again() {
 }
 
 #[test]
-fn what_may_succeed_later_is_retried_and_counts_as_refused_at_last() {
+fn early_prepare_retries_before_it_fails() {
     let (start, mut tracked) = (Instant::now(), Tracked::default());
     let (mut now, mut attempts) = (start, 0);
     while tracked.failure().is_none() {
@@ -390,7 +390,7 @@ impl World {
         }
     }
 
-    fn seen(&self, is_read: bool) -> Seen {
+    fn seen(&self, is_read: bool) -> ClaimObservation {
         let reserved_for = if self.reserved {
             vec![consumer("pods")]
         } else {
@@ -406,7 +406,7 @@ impl World {
         } else {
             BTreeSet::new()
         };
-        Seen {
+        ClaimObservation {
             nominated,
             claim,
             held: self.held.clone(),
@@ -490,7 +490,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_leaves_a_claim_prepared_that_no_pod_gets_nor_lets_a_scheduler_wait_in_vain(
+    fn early_claims_never_leak_or_stall(
         events in prop::collection::vec(event(), 1..60),
     ) {
         let mut world = World::new();

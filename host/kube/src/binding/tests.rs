@@ -129,7 +129,7 @@ struct Scene {
     refusals: Arc<Mutex<Vec<String>>>,
     allocations: AtomicU64,
     conditions: Conditions,
-    /// Of the cache of claims.
+    /// Tasks of the claim cache.
     _tasks: Tasks,
 }
 
@@ -137,7 +137,9 @@ impl Scene {
     async fn new() -> Self {
         let (server, tasks) = (Arc::new(ApiServer::start().await), Tasks::new());
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        registry.update(DriverKind::Wasm, "gpu.wasm", |view| view.name = Some(gpu()));
+        registry
+            .sources
+            .update(DriverKind::Wasm, "gpu.wasm", |view| view.name = Some(gpu()));
         let pools = NodePools {
             names: PoolNames { node: node() },
             registry: registry.clone(),
@@ -278,7 +280,7 @@ async fn a_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_is_prepared_once_as_soon_as_it_is_allocated_and_is_the_kubelets_then() {
+async fn allocated_claim_is_prepared_early_once() {
     let scene = Scene::new().await;
     let (_tasks, binding) = scene.start();
     // The scheduler nominates before it allocates.
@@ -314,7 +316,7 @@ async fn a_claim_is_prepared_once_as_soon_as_it_is_allocated_and_is_the_kubelets
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_claim_of_an_extended_resource_is_prepared_early() {
+async fn extended_resource_claim_is_prepared_early() {
     let scene = Scene::new().await;
     let (_tasks, _binding) = scene.start();
     scene.pod("a", "unused", NODE);
@@ -332,7 +334,7 @@ async fn the_claim_of_an_extended_resource_is_prepared_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_bound_here_is_released() {
+async fn claims_not_bound_here_are_released() {
     let scene = Scene::new().await;
     let (_tasks, _binding) = scene.start();
     scene.wait("a", "one", "gpu-0");
@@ -382,7 +384,7 @@ async fn what_is_not_bound_here_is_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
+async fn restart_releases_only_unneeded_early_claims() {
     let scene = Scene::new().await;
     let (tasks, _binding) = scene.start();
     for (pod, claim) in [
@@ -422,7 +424,7 @@ async fn after_a_restart_what_was_prepared_early_is_released_or_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_without_such_devices_opens_no_watch() {
+async fn watch_opens_only_with_binding_conditions() {
     let scene = Scene::new().await;
     let plain = Scene {
         settings: SliceSettings::default(),
@@ -465,8 +467,7 @@ async fn a_node_without_such_devices_opens_no_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_refused_has_the_failure_condition_and_no_device_is_tainted_for_its_parameters()
- {
+async fn refused_claim_gets_condition_without_taint() {
     let scene = Scene::new().await;
     let (_tasks, binding) = scene.start();
     *scene.claims.refusal.lock() = Some(Problem::invalid(ProblemCode::BadValue, "no such profile"));
@@ -499,7 +500,7 @@ async fn a_claim_that_is_refused_has_the_failure_condition_and_no_device_is_tain
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_that_cannot_be_prepared_is_tainted_for_a_while_or_until_it_is_prepared() {
+async fn failed_device_is_tainted_until_prepared() {
     let scene = Scene::new().await;
     let (_tasks, binding) = scene.start();
     let unavailable = || {
@@ -544,11 +545,12 @@ async fn a_device_that_cannot_be_prepared_is_tainted_for_a_while_or_until_it_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn claims_that_are_not_of_this_nodes_drivers_are_left_alone() {
+async fn foreign_claims_are_not_prepared_early() {
     let scene = Scene::new().await;
     let native = DriverName::new("native.example.com").unwrap();
     scene
         .registry
+        .sources
         .update(DriverKind::Grpc, "native.sock", |view| {
             view.name = Some(native.clone())
         });
@@ -602,7 +604,7 @@ async fn claims_that_are_not_of_this_nodes_drivers_are_left_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_refused_is_a_condition_until_it_is_granted() {
+async fn refused_watch_sets_condition_until_allowed() {
     let scene = Scene::new().await;
     scene.server.deny("list", "pods");
     let (_tasks, _binding) = scene.start();
@@ -629,7 +631,7 @@ async fn a_watch_that_is_refused_is_a_condition_until_it_is_granted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_claims_are_looked_at_than_the_bound_allows_and_the_next_get_their_turn() {
+async fn early_claims_beyond_limit_wait() {
     let scene = Scene::new().await;
     for index in 0..NOMINATED_PODS_MAX + 50 {
         scene.pod(&format!("p-{index:04}"), &format!("c-{index:04}"), NODE);

@@ -1,5 +1,4 @@
-//! The kubelet's claims at the claim manager: those of the API server, and those that stand for devices that the kubelet's device
-//! manager allocated.
+//! Claims of the kubelet at the claim manager: those of the API server, and those for devices that the kubelet's device manager allocated.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use tokio::time::Instant;
 use super::Context;
 use super::plugin_claim::is_plugin_claim;
 use crate::events::Refusal;
-use crate::extended_resources::DeviceIds;
+use crate::extended_resources::{LocalPool, Mechanism, PoolsInUse};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::resources::pools::{device_id, split_id};
@@ -18,17 +17,20 @@ use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem
 
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
-/// For so long a refused claim's consumers are waited for, while the kubelet waits for its answer.
+/// Time limit for reading the consumers of a refused claim, while the kubelet waits for its answer.
 const CONSUMERS_WAIT: Duration = Duration::from_secs(2);
 
-/// A claim that stands for devices of the kubelet's device manager.
+/// Devices by driver and `POOL/DEVICE`.
+pub(super) type DeviceIds = BTreeSet<(DriverName, String)>;
+
+/// Claim for devices that the kubelet's device manager allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DeviceClaim {
     pub(super) claim: ObjectRef,
     pub(super) driver: DriverName,
-    /// By `device_id`.
+    /// IDs of the devices, as `device_id` forms them.
     pub(super) devices: BTreeSet<String>,
-    /// When a kubelet requested it last.
+    /// Time of the last request by a kubelet.
     pub(super) requested: Instant,
 }
 
@@ -139,7 +141,8 @@ impl Context {
             .collect()
     }
 
-    /// Every claim that stands for devices, prepared or on its way, also from before a restart.
+    /// Returns every claim for devices of the kubelet's device manager that is prepared or being prepared, including those from before a
+    /// restart.
     pub(super) fn device_claims(&self) -> Vec<DeviceClaim> {
         let records = self
             .parts
@@ -181,7 +184,31 @@ impl Context {
         devices
     }
 
-    /// Whether a claim keeps a device, its hardware, or what it takes of counters, other than the device's own claim by the kubelet's device
+    /// Pools with a device that a claim has, or that an Allocate under way may have.
+    pub(super) fn pools_in_use(&self) -> PoolsInUse {
+        let mut in_use = PoolsInUse::new();
+        // The calls first: one that ends meanwhile has made its claim.
+        for (driver, id) in self.allocations.devices_under_way() {
+            if let Some((pool, _)) = split_id(&id) {
+                let by = in_use.entry(LocalPool { driver, pool }).or_default();
+                by.insert(Mechanism::DevicePlugin);
+            }
+        }
+        for record in self.parts.manager.records.claims() {
+            let mechanism = match is_plugin_claim(&record.id) {
+                true => Mechanism::DevicePlugin,
+                false => Mechanism::Dra,
+            };
+            let devices = record.allocation.devices.iter();
+            for device in devices.filter(|device| !device.admin_access) {
+                let pool = LocalPool::new(&device.driver, &device.pool);
+                in_use.entry(pool).or_default().insert(mechanism);
+            }
+        }
+        in_use
+    }
+
+    /// Returns whether a device, its hardware or its counters are held by a claim other than the device's own claim by the kubelet's device
     /// manager.
     pub(super) fn is_used_elsewhere(&self, driver: &DriverName, id: &str) -> bool {
         let Some((pool, device)) = split_id(id) else {
@@ -189,16 +216,15 @@ impl Context {
         };
         let (manager, pool, device) = (&self.parts.manager, pool.as_str(), device.as_str());
         let own = manager.records.users_of_device(driver, pool, device);
-        let is_own = |claim: &ObjectRef| is_plugin_claim(claim) && own.contains(claim);
         !manager
             .holds
             .holders_of_device(driver, pool, device)
             .iter()
-            .all(is_own)
+            .all(|claim| is_plugin_claim(claim) && own.contains(claim))
     }
 }
 
-/// Whether a refusal says something about the claim.
+/// Returns whether a refusal is about the claim.
 fn is_reported(problem: &Problem) -> bool {
     problem.code != ProblemCode::HandingOver && problem.code != ProblemCode::ClaimNotRead
 }

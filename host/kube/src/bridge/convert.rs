@@ -20,8 +20,8 @@ use nodedock_model::limit::{
     PROBLEM_MESSAGE_BYTES_MAX,
 };
 use nodedock_model::{
-    AllocationMount, AllocationNode, ContainerAllocation, DriverName, ExtendedResource,
-    HealthReport, HealthState, KubeletDevice, PluginDevice, Problem, ProblemCode,
+    ContainerAllocation, DriverName, ExtendedResource, HealthReport, HealthState, KubeletDevice,
+    PluginDevice, Problem, ProblemCode,
 };
 use nodedock_model::{DraService, HealthService};
 
@@ -44,7 +44,7 @@ pub(super) fn transcode<From: Message, To: Message + Default>(
         .map_err(|error| Status::internal(format!("the versions of a message differ: {error}")))
 }
 
-/// Who a driver is. A kubelet takes the first service that it knows, so the newest stands first.
+/// Returns the description of a driver. A kubelet takes the first service that it knows, so the newest is first.
 pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> PluginInfo {
     let services = DraService::ALL.map(DraService::listed_as);
     let health = HealthService::ALL.map(HealthService::listed_as);
@@ -61,32 +61,32 @@ pub(super) fn plugin_info(driver: &DriverName, endpoint: &Path) -> PluginInfo {
 }
 
 pub(super) fn prepared(outcomes: Outcomes) -> dra::NodePrepareResourcesResponse {
-    let device = |device: KubeletDevice| dra::Device {
+    let answers = outcomes.into_iter().map(|(uid, outcome)| {
+        let (devices, error) = match outcome {
+            Ok(devices) => (devices.into_iter().map(dra_device).collect(), String::new()),
+            Err(problem) => (Vec::new(), error(&problem)),
+        };
+        (uid, dra::NodePrepareResourceResponse { devices, error })
+    });
+    answers.collect()
+}
+
+fn dra_device(device: KubeletDevice) -> dra::Device {
+    dra::Device {
         request_names: device.requests,
         pool_name: device.pool.to_string(),
         device_name: device.device.to_string(),
         cdi_device_ids: device.cdi,
         share_id: device.share_id,
-    };
-    let one = |outcome: Result<Vec<KubeletDevice>, Problem>| match outcome {
-        Ok(devices) => (devices.into_iter().map(device).collect(), String::new()),
-        Err(problem) => (Vec::new(), error(&problem)),
-    };
-    let answer = |(devices, error)| dra::NodePrepareResourceResponse { devices, error };
-    outcomes
-        .into_iter()
-        .map(|(uid, outcome)| (uid, answer(one(outcome))))
-        .collect()
+    }
 }
 
 pub(super) fn unprepared(outcomes: Outcomes) -> dra::NodeUnprepareResourcesResponse {
-    let one = |outcome: Result<_, Problem>| dra::NodeUnprepareResourceResponse {
-        error: outcome.err().as_ref().map(error).unwrap_or_default(),
-    };
-    outcomes
-        .into_iter()
-        .map(|(uid, outcome)| (uid, one(outcome)))
-        .collect()
+    let answers = outcomes.into_iter().map(|(uid, outcome)| {
+        let error = outcome.err().as_ref().map(error).unwrap_or_default();
+        (uid, dra::NodeUnprepareResourceResponse { error })
+    });
+    answers.collect()
 }
 
 /// A problem as the text of one claim's answer, which ends up in an Event of the pod.
@@ -101,11 +101,6 @@ fn error(problem: &Problem) -> String {
 /// shorter where so many devices would not fit into an answer that a kubelet takes.
 pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatchResourcesResponse {
     let room = (PLUGIN_ANSWER_BYTES_MAX / list.len().max(1)).saturating_sub(HEALTH_BYTES);
-    let state = |state| match state {
-        HealthState::Unknown => health::HealthStatus::Unknown,
-        HealthState::Healthy => health::HealthStatus::Healthy,
-        HealthState::Unhealthy => health::HealthStatus::Unhealthy,
-    };
     let devices = list
         .iter()
         .map(|((pool, device), reported)| health::DeviceHealth {
@@ -113,7 +108,7 @@ pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatch
                 pool_name: pool.to_string(),
                 device_name: device.to_string(),
             }),
-            health: state(reported.state).into(),
+            health: health_status(reported.state).into(),
             last_updated_time: i64::try_from(now_seconds).unwrap_or(i64::MAX),
             health_check_timeout_seconds: i64::try_from(HEALTH_TIMEOUT.as_secs()).unwrap_or(0),
             message: cut(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
@@ -123,7 +118,15 @@ pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatch
     }
 }
 
-/// What a kubelet gets for the options of a device plugin. It ignores them in the registration and calls for them again.
+fn health_status(state: HealthState) -> health::HealthStatus {
+    match state {
+        HealthState::Unknown => health::HealthStatus::Unknown,
+        HealthState::Healthy => health::HealthStatus::Healthy,
+        HealthState::Unhealthy => health::HealthStatus::Unhealthy,
+    }
+}
+
+/// Converts the options of a device plugin for a kubelet, which ignores them in the registration and calls for them again.
 pub(super) fn options(options: DeviceOptions) -> plugin::DevicePluginOptions {
     plugin::DevicePluginOptions {
         pre_start_required: options.pre_start_required,
@@ -132,10 +135,13 @@ pub(super) fn options(options: DeviceOptions) -> plugin::DevicePluginOptions {
 }
 
 pub(super) fn list(devices: &[PluginDevice]) -> plugin::ListAndWatchResponse {
-    let node = |node: &u32| plugin::NumaNode {
-        id: i64::from(*node),
-    };
-    let device = |device: &PluginDevice| plugin::Device {
+    plugin::ListAndWatchResponse {
+        devices: devices.iter().map(plugin_device).collect(),
+    }
+}
+
+fn plugin_device(device: &PluginDevice) -> plugin::Device {
+    plugin::Device {
         id: device.id.clone(),
         health: if device.healthy {
             "Healthy"
@@ -145,11 +151,14 @@ pub(super) fn list(devices: &[PluginDevice]) -> plugin::ListAndWatchResponse {
         .to_owned(),
         // A topology without nodes would hide the device from pod-resources.
         topology: (!device.numa_nodes.is_empty()).then(|| plugin::TopologyInfo {
-            nodes: device.numa_nodes.iter().map(node).collect(),
+            nodes: device
+                .numa_nodes
+                .iter()
+                .map(|node| plugin::NumaNode {
+                    id: i64::from(*node),
+                })
+                .collect(),
         }),
-    };
-    plugin::ListAndWatchResponse {
-        devices: devices.iter().map(device).collect(),
     }
 }
 
@@ -207,20 +216,24 @@ pub(super) fn container_of_plugin(
         annotations,
         cdi_devices,
     } = allocation;
-    let mount = |mount: AllocationMount| plugin::Mount {
-        container_path: mount.container_path,
-        host_path: mount.host_path,
-        read_only: mount.read_only,
-    };
-    let node = |node: AllocationNode| plugin::DeviceSpec {
-        container_path: node.container_path,
-        host_path: node.host_path,
-        permissions: node.permissions,
-    };
     plugin::ContainerAllocateResponse {
         envs: env,
-        mounts: mounts.into_iter().map(mount).collect(),
-        devices: device_nodes.into_iter().map(node).collect(),
+        mounts: mounts
+            .into_iter()
+            .map(|mount| plugin::Mount {
+                container_path: mount.container_path,
+                host_path: mount.host_path,
+                read_only: mount.read_only,
+            })
+            .collect(),
+        devices: device_nodes
+            .into_iter()
+            .map(|node| plugin::DeviceSpec {
+                container_path: node.container_path,
+                host_path: node.host_path,
+                permissions: node.permissions,
+            })
+            .collect(),
         annotations,
         cdi_devices: cdi_devices
             .into_iter()
@@ -229,7 +242,7 @@ pub(super) fn container_of_plugin(
     }
 }
 
-/// Of the available devices those that are best together.
+/// Selects those of the available devices that are closest together.
 pub(super) fn preferred(
     devices: &[PluginDevice],
     request: &plugin::ContainerPreferredAllocationRequest,
@@ -243,17 +256,17 @@ pub(super) fn preferred(
         .iter()
         .chain(&request.must_include_device_ids)
         .collect();
-    let unknown = |id: &String| PluginDevice {
-        id: id.clone(),
-        healthy: true,
-        numa_nodes: Vec::new(),
-    };
     let available: Vec<PluginDevice> = ids
         .into_iter()
         .map(|id| {
-            known
-                .get(id.as_str())
-                .map_or_else(|| unknown(id), |device| (*device).clone())
+            known.get(id.as_str()).map_or_else(
+                || PluginDevice {
+                    id: id.clone(),
+                    healthy: true,
+                    numa_nodes: Vec::new(),
+                },
+                |device| (*device).clone(),
+            )
         })
         .collect();
     let size = usize::try_from(request.allocation_size).unwrap_or(0);
@@ -311,7 +324,7 @@ mod tests {
     use nodedock_model::{DeviceHealth, DeviceName, PoolName};
 
     #[test]
-    fn every_claim_has_an_answer_and_an_empty_one_is_there_too() {
+    fn every_claim_has_a_result() {
         let device = KubeletDevice {
             requests: vec!["gpu".into()],
             pool: PoolName::new("node-1").unwrap(),
@@ -354,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_devices_as_there_can_be_with_the_longest_messages_fit_into_an_answer() {
+    fn largest_health_list_fits_a_response() {
         let pool = [
             "a".repeat(63),
             "b".repeat(63),
@@ -411,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_each_device_for_one_container() {
+    fn allocate_request_names_each_device_once() {
         let request = |containers: &[&[&str]]| plugin::AllocateRequest {
             container_requests: containers
                 .iter()
@@ -439,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_one_node_are_preferred_and_what_must_be_is() {
+    fn preference_obeys_required_devices_and_numa() {
         let devices = [
             device("p/0", true, &[0]),
             device("p/1", true, &[1]),

@@ -67,12 +67,12 @@ const IN_USE_DEADLINE_SHORT: Duration = Duration::from_secs(2);
 /// Delay from the end of a kubelet's last list to a new registration; doubled up to `REGISTER_RETRY_MAX` while lists end early.
 const LIST_LOST: Duration = Duration::from_secs(1);
 
-/// How one resource is offered.
+/// State of one resource's offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PluginStatus {
     pub resource: ExtendedResource,
     pub devices: usize,
-    /// As the kubelet's list has it.
+    /// Number of healthy devices in the kubelet's list.
     pub healthy: usize,
     pub registration: PluginRegistration,
 }
@@ -81,9 +81,9 @@ pub struct PluginStatus {
 pub(super) struct OfferedResource {
     name: ExtendedResource,
     context: Arc<Context>,
-    /// As the kubelet's list has it.
+    /// Offer as the kubelet's list has it.
     offer: watch::Sender<Arc<ResourceOffer>>,
-    /// How many lists the kubelet has open.
+    /// Number of lists that the kubelet has open.
     lists: watch::Sender<usize>,
     registration: Mutex<PluginRegistration>,
     /// Stopped when it is offered no more.
@@ -144,9 +144,9 @@ pub(super) fn start(context: &Arc<Context>) {
 /// Makes what is offered match the pools of drivers.
 struct DevicePluginController {
     context: Arc<Context>,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
-    /// What was offered before a restart, and is not known yet.
+    /// Offers from before a restart that are not confirmed or withdrawn yet.
     remembered: Offers,
     remembered_until: Instant,
     stored: StoredRecords<ExtendedResource, ResourceOffer>,
@@ -157,10 +157,10 @@ impl DevicePluginController {
     async fn run(mut self) {
         let context = self.context.clone();
         let mut pools = context.parts.manager.devices.changes();
-        let mut serving = context.parts.registry.serving_changes();
+        let mut serving = context.parts.registry.instances.changes();
         let mut changes = context.parts.changes.listen();
         let (mut mechanisms, mut alone) = (
-            context.parts.extended_resources.mechanism_changes(),
+            context.parts.extended_resources.changes(),
             context.alone.subscribe(),
         );
         let mut adapters = context
@@ -181,7 +181,8 @@ impl DevicePluginController {
             );
             let offers = self.desired(&mechanisms_now);
             self.reconcile(&offers);
-            let busy = self.report_allocated(mechanisms_now.generation, is_alone);
+            // The lists of an instance before are not replaced by this one.
+            let busy = self.report_lists(is_alone.then_some(mechanisms_now.generation));
             let save = self.save(&offers).await;
             let grace = (!self.remembered.is_empty()).then_some(self.remembered_until);
             let relist = Instant::now() + limit::RELIST_PERIOD;
@@ -205,21 +206,20 @@ impl DevicePluginController {
         }
     }
 
-    /// Reports what the kubelet's device manager has, after its lists were replaced. Returns when to look again: an Allocate that fails
-    /// changes nothing else.
-    fn report_allocated(&self, generation: u64, is_alone: bool) -> Option<Instant> {
+    /// Reports which pools are in use, after the lists were replaced. Returns when to look again: an Allocate that fails changes nothing
+    /// else.
+    fn report_lists(&self, generation: Option<u64>) -> Option<Instant> {
         let context = &self.context;
         let extended_resources = &context.parts.extended_resources;
-        extended_resources.set_allocated(context.allocated_devices());
-        // The lists of an instance before are not replaced by this one.
-        if is_alone {
-            extended_resources.lists_replaced(generation);
-        }
+        let in_use = context.pools_in_use();
+        extended_resources.report(|reported| {
+            (reported.lists, reported.in_use) = (generation.unwrap_or(reported.lists), in_use);
+        });
         let is_busy = !context.allocations.devices_under_way().is_empty();
         is_busy.then(|| Instant::now() + BRIDGE_LOOK_PERIOD)
     }
 
-    /// What is offered, without regard to claims.
+    /// Returns the offers, without regard to claims.
     fn desired(&mut self, mechanisms: &Mechanisms) -> Offers {
         if Instant::now() >= self.remembered_until && !self.remembered.is_empty() {
             let resources: Vec<_> = self.remembered.keys().map(ToString::to_string).collect();
@@ -263,7 +263,7 @@ impl DevicePluginController {
             .map(|view| view.resource)
             .collect();
         // The registry before the device manager, which polls inventories a moment after they change: what that has is the newer.
-        for driver in parts.registry.all_serving() {
+        for driver in parts.registry.instances.all() {
             let Some(published) = &driver.inventory else {
                 continue;
             };

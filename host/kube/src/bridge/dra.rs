@@ -58,7 +58,7 @@ struct DriverController {
     context: Arc<Context>,
     offered: OfferedNames,
     sockets: BTreeMap<DriverName, DriverSockets>,
-    /// Before this start, as far as it still matters.
+    /// Offers from before this start, as far as they are still relevant.
     before: BTreeMap<DriverName, DriverOffer>,
     stored: StoredRecords<DriverName, DriverOffer>,
 }
@@ -94,8 +94,8 @@ impl DriverController {
         );
         let (stopped, period) = (parts.tasks.stopped(), parts.times.look_period);
         let (mut serving, mut freed) = (
-            parts.registry.serving_changes(),
-            parts.registry.freed_changes(),
+            parts.registry.instances.changes(),
+            parts.registry.names.changes(),
         );
         tokio::pin!(changing);
         loop {
@@ -126,7 +126,7 @@ impl DriverController {
 
     async fn reconcile(&mut self) {
         let context = &self.context;
-        let here = context.parts.registry.names();
+        let here = context.parts.registry.driver_names();
         let offered = self
             .offered
             .update(&here, || context.prepared_drivers(), Instant::now());
@@ -146,10 +146,11 @@ impl DriverController {
                     .before
                     .get(driver)
                     .is_some_and(|before| before.registered);
-                let new = || DriverSockets::new(context.clone(), driver.clone(), registered);
                 self.sockets
                     .entry(driver.clone())
-                    .or_insert_with(new)
+                    .or_insert_with(|| {
+                        DriverSockets::new(context.clone(), driver.clone(), registered)
+                    })
                     .reconcile()
                     .await;
             }
@@ -207,7 +208,7 @@ impl DriverController {
     }
 }
 
-/// Removes sockets of another start. A process that still has them open, such as an instance that stands by, does not accept.
+/// Removes sockets of another start. A process that still has them open, such as an instance that is on standby, does not accept.
 fn remove_sockets(paths: &SocketPaths) {
     for path in [&paths.registration, &paths.service] {
         if socket_id(path).is_some() {

@@ -18,30 +18,30 @@ use nodedock_model::{DriverName, ExtendedResource, limit};
 /// A call of the DRA API.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Method {
-    /// In gRPC.
+    /// Path of the method in gRPC.
     pub(super) path: &'static str,
     pub(super) is_prepare: bool,
 }
 
-/// What was counted since the start. Names of drivers and resources are bounded; what is beyond is counted without a name.
+/// Metrics since the start. The number of names of drivers and resources is bounded; those beyond the bound are counted without a name.
 pub struct Metrics {
-    /// By outcome: what a kubelet said of a driver.
+    /// Registrations of drivers, by the outcome that a kubelet reported.
     pub registrations: Counters<1>,
-    /// To the sockets of all drivers.
+    /// Connections to the sockets of all drivers.
     pub(super) connections: Arc<Connections>,
     pub calls_in_flight: Gauge,
-    /// By driver, method and code: `dra_grpc_operations_duration_seconds` of a kubelet, as it is seen from here.
+    /// Calls by driver, method and code: `dra_grpc_operations_duration_seconds` of a kubelet, as measured here.
     pub calls: Histograms<3>,
-    /// By operation and whether it failed, also for one of its claims.
+    /// Operations by kind, and whether the operation or one of its claims failed.
     pub operations: Histograms<2>,
-    /// By resource and outcome.
+    /// Registrations by resource and outcome.
     pub resource_registrations: Counters<2>,
     /// Lists of devices sent, by resource.
     pub lists: Counters<1>,
-    /// By resource.
+    /// Allocates by resource.
     pub allocations: Histograms<1>,
     pub allocation_failures: Counters<1>,
-    /// By outcome: questions to the kubelet which devices pods use.
+    /// Requests to the kubelet for the devices that pods use, by outcome.
     pub in_use_looks: Counters<1>,
     /// Claims released because no pod uses their devices.
     pub released: Counter,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_beyond_the_bound_are_counted_together() {
+    fn excess_resources_share_one_metric_label() {
         let metrics = Metrics::default();
         for n in 0..limit::PLUGIN_RESOURCES_MAX + 2 {
             metrics.listed(&ExtendedResource::new(format!("example.com/r{n}")).unwrap());

@@ -1,8 +1,8 @@
-//! Where sockets are in the kubelet's directories. Pure.
+//! Paths of sockets in the kubelet's directories. Pure.
 //!
-//! A driver's sockets have the names of the Go helper for DRA drivers that run as several instances; a resource's socket begins with
-//! `nodedock-`. Both have the name of the process start that made them: a kubelet would deregister a plugin and register it again if its
-//! socket were replaced by one of the same name. A name that is longer than a socket's path may be is shortened.
+//! A driver's sockets have the names that the Go helper uses for DRA drivers that run as several instances; a resource's socket begins with
+//! `nodedock-`. Both contain the name of the process start that created them: a kubelet would deregister a plugin and register it again if
+//! its socket were replaced by one of the same name. A name that is longer than a socket's path may be is shortened.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -54,9 +54,9 @@ pub(super) struct KubeletDirectories {
 /// The sockets of one driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketPaths {
-    /// Where the kubelet learns of the driver.
+    /// Socket on which the kubelet discovers the driver.
     pub registration: PathBuf,
-    /// Where the driver is called.
+    /// Socket on which the kubelet calls the driver.
     pub service: PathBuf,
 }
 
@@ -85,9 +85,11 @@ pub enum PathError {
 
 impl KubeletDirectories {
     pub(super) fn new(root: PathBuf, start: String) -> Result<Self, PathError> {
-        let is_plain =
-            |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
-        if !root.is_absolute() || !root.components().all(is_plain) {
+        if !root.is_absolute()
+            || !root
+                .components()
+                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        {
             return Err(PathError::NotPlain(root));
         }
         // Without doubled and trailing slashes, which count as bytes.
@@ -120,17 +122,12 @@ impl KubeletDirectories {
             .chain_update(start)
             .finalize();
         let short = format!("dra-{}", URL_SAFE_NO_PAD.encode(&hash[..16]));
-        let either = |directory: &Path, long: String, short: String| {
-            Some(directory.join(long))
-                .filter(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX)
-                .unwrap_or_else(|| directory.join(short))
-        };
-        let registration = either(
+        let registration = path_that_fits(
             &self.registry,
             format!("{driver}-{start}-reg.sock"),
             format!("{short}-reg.sock"),
         );
-        let service = either(
+        let service = path_that_fits(
             &self.plugins,
             format!("{driver}/dra-{start}.sock"),
             format!("{short}/dra.sock"),
@@ -156,6 +153,12 @@ impl KubeletDirectories {
             label => format!("{PREFIX}{label}-{end}"),
         }
     }
+}
+
+fn path_that_fits(directory: &Path, long: String, short: String) -> PathBuf {
+    Some(directory.join(long))
+        .filter(|path| bytes(path) <= SOCKET_PATH_BYTES_MAX)
+        .unwrap_or_else(|| directory.join(short))
 }
 
 /// The part of a resource's name after its domain, in characters that need no care in a shell.
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_the_go_helper_and_are_shortened_where_they_must() {
+    fn socket_names_match_go_helper() {
         let (short, long) = ("gpu.example.com", "a".repeat(63));
         let expected = [
             format!("plugins_registry/{short}-{START}-reg.sock"),
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_fits_and_differs_from_those_of_other_drivers_resources_and_starts() {
+    fn socket_paths_fit_and_are_unique() {
         let long = format!("example.com/{}", "x".repeat(63));
         for root_bytes in [2, 5, 16, 40, 52] {
             let root = format!("/{}", "r".repeat(root_bytes - 1));
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_without_room_for_sockets_is_refused_with_the_fix() {
+    fn too_long_root_is_refused() {
         let root = |bytes: usize| PathBuf::from(format!("/{}", "r".repeat(bytes - 1)));
         assert!(KubeletDirectories::new(root(52), START.to_owned()).is_ok());
         let error = KubeletDirectories::new(root(53), START.to_owned())

@@ -1,7 +1,7 @@
-//! Claims that stand for devices which a kubelet's device manager allocated to a container. Pure.
+//! Claims for devices that a kubelet's device manager allocated to a container. Pure.
 //!
-//! A kubelet says which devices it allocates, and never to which pod. So a claim is named by what it has: its driver, its resource and
-//! its devices. A repeated request means the same claim.
+//! A kubelet reports the devices that it allocates, and never the pod. So a claim is named by its content: its driver, its resource and its
+//! devices. A repeated request means the same claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,8 +43,8 @@ pub(super) fn id(
         .map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))
 }
 
-/// Whether a claim stands for devices that a kubelet's device manager allocated. An object of the API server cannot have its own UID in
-/// its name.
+/// Returns whether a claim is one for devices that a kubelet's device manager allocated. An object of the API server cannot have its own
+/// UID in its name.
 pub(super) fn is_plugin_claim(claim: &ObjectRef) -> bool {
     claim.namespace.as_str() == NAMESPACE
         && claim.name.as_str().strip_prefix(NAME_PREFIX) == Some(claim.uid.as_str())
@@ -70,13 +70,12 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
 }
 
 fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong = || {
+    let (pool, device) = split_id(id).ok_or_else(|| {
         Problem::internal(
             ProblemCode::DeviceId,
             format!("{id:?} is not POOL/DEVICE of {driver}"),
         )
-    };
-    let (pool, device) = split_id(id).ok_or_else(wrong)?;
+    })?;
     Ok(AllocatedDevice::whole(
         REQUEST,
         driver.clone(),
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn no_claim_has_more_devices_than_one_may_have() {
+    fn devices_are_split_into_bounded_claims() {
         for (count, expected) in [
             (0, vec![]),
             (1, vec![1]),
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_known_by_what_it_has() {
+    fn plugin_claim_is_identified_by_devices() {
         let driver = |name: &str| DriverName::new(name).unwrap();
         let resource = |name: &str| ExtendedResource::new(name).unwrap();
         let of = |d: &str, r: &str, of: &[&str]| id(&driver(d), &resource(r), &ids(of)).unwrap();

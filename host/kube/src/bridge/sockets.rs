@@ -47,7 +47,7 @@ const STREAMS: [&str; 3] = ["ListAndWatch", "NodeWatchResources", "WatchResource
 /// Bytes of a request: the limit of gRPC itself, and the five before its message.
 const REQUEST_BYTES_MAX: usize = (4 << 20) + 5;
 
-/// As a kubelet creates its directories.
+/// Mode of the kubelet's directories, as the kubelet creates them.
 const DIRECTORY_MODE: u32 = 0o750;
 
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ impl Connections {
     }
 }
 
-/// When another instance takes over: calls go to that one then.
+/// State of the handover to another instance, to which calls are forwarded once it has begun.
 #[derive(Clone)]
 pub(super) struct Handover {
     /// Stopped when it begins.
@@ -172,7 +172,7 @@ impl ServedSocket {
         })
     }
 
-    /// Whether the socket's file is still there.
+    /// Returns whether the socket's file still exists.
     pub(super) fn is_present(&self) -> bool {
         socket_id(&self.path) == Some(self.id)
     }
@@ -312,9 +312,12 @@ pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
     match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => {
-            // Whatever the umask is.
-            let set = || std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE));
-            return made.and_then(|()| set()).map_err(directory);
+            // Sets the mode regardless of the umask.
+            return made
+                .and_then(|()| {
+                    std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))
+                })
+                .map_err(directory);
         }
     }
     let found = std::fs::metadata(path).map_err(directory)?;
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_private_and_alone_and_replaces_stale_ones() {
+    async fn private_socket_replaces_stale_ones() {
         let (directory, path) = directory();
         drop(StdListener::bind(&path).unwrap());
         drop(StdListener::bind(hidden(&path)).unwrap());
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_of_others_are_left_as_they_are() {
+    async fn foreign_files_are_not_removed() {
         let (directory, path) = directory();
         let elsewhere = directory.path().join("elsewhere.sock");
         drop(StdListener::bind(&elsewhere).unwrap());
@@ -401,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hidden_name_is_shorter_than_the_shortest_socket() {
+    fn hidden_name_is_shorter_than_socket() {
         for name in ["dra-a.sock", "a-a-reg.sock"] {
             let hidden = hidden(&Path::new("/x").join(name));
             let hidden = hidden.file_name().unwrap().to_str().unwrap();
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_as_a_kubelet_makes_them_and_a_file_in_the_way_is_named() {
+    fn directories_have_the_kubelets_mode() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("plugins");
         make_directory(&directory).unwrap();

@@ -29,11 +29,11 @@ use nodedock_core::device_metadata::MetadataSettings;
 use nodedock_core::driver::{
     Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published,
 };
-use nodedock_core::manager::claims::RecordedValues;
-use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
+use nodedock_core::records::RecordedValues;
+use nodedock_core::records::SharedClaimTable;
+use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
@@ -110,7 +110,7 @@ struct Node {
     registry: Registry,
     source: Arc<FakeSource>,
     driver: Arc<FakeDriver>,
-    /// Of the driver of devices, while it serves.
+    /// Published devices of the driver, while it serves.
     published: Mutex<Option<watch::Sender<Arc<Published>>>>,
     refusals: Arc<Mutex<Vec<String>>>,
     changes: Changes,
@@ -269,7 +269,7 @@ impl Node {
         }
     }
 
-    /// What the checkpoint has of earlier offers.
+    /// Returns the earlier offers in the checkpoint.
     fn offered(&self) -> OfferedBefore {
         let dump = checkpoint::read(&self.dir.path().join("checkpoint.db")).unwrap();
         assert!(dump.skipped.is_empty(), "{:?}", dump.skipped);
@@ -336,6 +336,7 @@ impl Node {
     fn show(&self, driver: &str, state: DriverState) {
         let shown = name(driver);
         self.registry
+            .sources
             .update(DriverKind::Wasm, &source(driver), |view| {
                 (view.name, view.state) = (Some(shown), state);
             });

@@ -34,7 +34,7 @@ struct Entry {
     /// The number of the update that brought it.
     update: u64,
     read_at: Instant,
-    /// Since when this node has it prepared.
+    /// Time since which this node has it prepared.
     held_since: Option<Instant>,
     /// It was answered without the server since it was read.
     recalled: bool,
@@ -64,7 +64,7 @@ impl ClaimCache {
         Some(claim)
     }
 
-    /// How many updates there were, for `updated_after`.
+    /// Returns the number of updates so far, for `updated_after`.
     pub(super) fn updates(&self) -> u64 {
         self.updates
     }
@@ -220,7 +220,7 @@ impl Entry {
         }
     }
 
-    /// Whether the claim is to be watched: most are unprepared before it is worth a request.
+    /// Returns whether the claim is to be watched: most claims are unprepared before a watch is worth its request.
     fn is_due(&self, now: Instant) -> bool {
         let held_for = self
             .held_since

@@ -55,7 +55,7 @@ fn watch(is_live: bool) -> ClaimWatch {
 }
 
 #[test]
-fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
+fn only_watched_matching_claim_is_fresh() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     assert!(!cache.update(&key("a"), state("a", "u-1", 5), NODE, now));
@@ -75,7 +75,7 @@ fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
 }
 
 #[test]
-fn a_claim_is_watched_once_it_was_held_for_a_while_or_held_as_it_was_remembered() {
+fn long_held_claim_is_watched() {
     let (start, later) = (Instant::now(), Instant::now() + CLAIM_FOLLOW_AFTER);
     let mut cache = ClaimCache::default();
     for name in ["a", "b"] {
@@ -103,7 +103,7 @@ fn a_claim_is_watched_once_it_was_held_for_a_while_or_held_as_it_was_remembered(
 }
 
 #[test]
-fn a_get_that_the_watch_overtook_changes_nothing() {
+fn get_older_than_watch_is_ignored() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     let mut newer = state("a", "u-1", 9);
@@ -130,7 +130,7 @@ fn a_get_that_the_watch_overtook_changes_nothing() {
 }
 
 #[test]
-fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
+fn deallocated_or_moved_claim_is_lost() {
     let now = Instant::now();
     let elsewhere = |mut state: CachedClaim| {
         state.claim.allocation.as_mut().unwrap().node_name = Some("node-2".to_owned());
@@ -162,7 +162,7 @@ fn a_claim_that_is_allocated_no_more_or_elsewhere_is_lost() {
 }
 
 #[test]
-fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
+fn only_held_claims_stay_cached() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     for name in ["a", "b", "c"] {
@@ -180,7 +180,7 @@ fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
 }
 
 #[test]
-fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
+fn cache_is_bounded_and_evicts_oldest() {
     let start = Instant::now();
     let at = |n: usize| start + Duration::from_millis(n as u64);
     let mut cache = ClaimCache::default();
@@ -220,7 +220,7 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
 }
 
 #[test]
-fn an_answer_that_came_while_one_waited_is_ones_own() {
+fn update_during_wait_answers_caller() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     let before = cache.updates();

@@ -74,8 +74,12 @@ fn spoken(error: &ManifestError) -> String {
 }
 
 fn some(object: &Value, fields: &[&str]) -> Value {
-    let field = |name: &&str| Some(((*name).to_owned(), object.get(*name)?.clone()));
-    Value::Object(fields.iter().filter_map(field).collect())
+    Value::Object(
+        fields
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), object.get(*name)?.clone())))
+            .collect(),
+    )
 }
 
 fn name_of(object: &Value) -> String {

@@ -28,7 +28,7 @@ pub(in crate::claims) fn fixture(name: &str) -> Value {
 }
 
 #[test]
-fn a_claim_is_what_a_file_with_it_is() {
+fn api_claim_equals_manifest_claim() {
     for name in FIXTURES {
         let by_file = manifest::read(&path(name)).unwrap().claims.remove(0);
         assert_eq!(claim(&fixture(name)), Ok(by_file), "{name}");
@@ -65,7 +65,7 @@ fn every_version_gives_the_same_claim() {
 }
 
 #[test]
-fn fields_that_we_do_not_know_do_no_harm() {
+fn unknown_fields_are_ignored() {
     let mut object = fixture("claim-one-gpu.json");
     let wanted = claim(&object).unwrap();
     object["spec"] =
@@ -82,7 +82,7 @@ fn fields_that_we_do_not_know_do_no_harm() {
 }
 
 #[test]
-fn parameters_that_are_no_object_name_claim_driver_and_path() {
+fn parameters_that_are_no_object_fail() {
     let wrong = [
         (json!("text"), "a text"),
         (json!([1]), "a list"),
@@ -109,7 +109,7 @@ fn parameters_that_are_no_object_name_claim_driver_and_path() {
 }
 
 #[test]
-fn what_is_no_claim_is_said_in_one_line() {
+fn malformed_claim_gives_one_line_error() {
     let with = |pointer: &str, value: Value| {
         let mut object = fixture("claim-one-gpu.json");
         *object.pointer_mut(pointer).unwrap() = value;
@@ -154,9 +154,9 @@ fn what_is_no_claim_is_said_in_one_line() {
     assert!(claim(&json!([])).is_err() && claim(&Value::Null).is_err());
 }
 
-/// As large as the API lets a claim be: every list full, and parameters of 10 KiB each.
+/// Reads a claim as large as the API lets it be: every list full, and parameters of 10 KiB each.
 #[test]
-fn a_claim_of_the_largest_size_is_read() {
+fn largest_claim_is_read() {
     let mut object = fixture("claim-one-gpu.json");
     let devices = &mut object["status"]["allocation"]["devices"];
     let result = devices["results"][0].clone();
@@ -194,9 +194,9 @@ fn anything() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever stands at any place of a claim, the answer is a claim or one line.
+    /// Checks that a claim with any value at any place is read, or refused in one line.
     #[test]
-    fn nothing_that_stands_in_a_claim_reaches_a_panic(value in anything(), place in 0usize..12) {
+    fn arbitrary_claims_never_panic(value in anything(), place in 0usize..12) {
         let places = [
             "", "/metadata", "/metadata/name", "/metadata/uid", "/status", "/status/allocation", "/status/reservedFor",
             "/status/allocation/devices", "/status/allocation/devices/results", "/status/allocation/devices/results/0",

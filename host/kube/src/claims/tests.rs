@@ -64,7 +64,7 @@ impl Cluster {
         claim
     }
 
-    /// Until every task waits: the clock goes on only then.
+    /// Waits until every task waits: the clock advances only then.
     async fn settle(&self) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -110,7 +110,7 @@ fn names() -> Key {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_is_got_once_and_then_answered_from_the_cache() {
+async fn claim_is_fetched_once_then_cached() {
     let cluster = Cluster::new().await;
     // Requests that come together are one get.
     let asked = futures::future::join_all((0..8).map(|_| cluster.ask(&cluster.uid))).await;
@@ -151,8 +151,7 @@ async fn a_claim_is_got_once_and_then_answered_from_the_cache() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for_longer_a_watch_too()
- {
+async fn only_long_held_claims_are_watched() {
     let cluster = Cluster::new().await;
     cluster.held().await;
     tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
@@ -192,7 +191,7 @@ async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_answered_from_memory_is_watched_at_once() {
+async fn claim_answered_from_cache_is_watched() {
     let cluster = Cluster::new().await;
     cluster.ask(&cluster.uid).await.unwrap().unwrap();
     let fault = cluster.server.fail(Fault::Status(503), When::any());
@@ -206,8 +205,7 @@ async fn a_claim_that_was_answered_from_memory_is_watched_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_replaced_is_answered_as_it_is_now_and_one_that_is_not_allocated_is_not_kept()
- {
+async fn replaced_claim_is_answered_as_current() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let other = cluster.replace();
@@ -228,7 +226,7 @@ async fn a_claim_that_was_replaced_is_answered_as_it_is_now_and_one_that_is_not_
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_are_watched_and_lost_claims_are_reported() {
+async fn watched_changes_and_losses_are_reported() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let mut lost = cluster.claims.lost();
@@ -250,7 +248,7 @@ async fn changes_are_watched_and_lost_claims_are_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deletion_is_reported_whether_it_was_seen_or_not() {
+async fn deletion_is_reported_even_if_missed() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let mut lost = cluster.claims.lost();
@@ -273,7 +271,7 @@ async fn a_deletion_is_reported_whether_it_was_seen_or_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_others() {
+async fn cached_claims_are_answered_during_outage() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let fault = cluster.server.fail(Fault::Status(503), When::any());
@@ -313,7 +311,7 @@ async fn while_the_server_is_unreachable_cached_claims_are_answered_and_no_other
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_is_reported_with_the_claim() {
+async fn failures_name_the_claim() {
     let cluster = Cluster::new().await;
     for (fault, code, words) in [
         (Fault::Status(403), "api-forbidden", "forbidden"),
@@ -350,7 +348,7 @@ async fn a_failure_is_reported_with_the_claim() {
 
 /// A claim that was readable and is no more is not answered from before.
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_became_unreadable_is_got_again() {
+async fn unreadable_claim_is_fetched_again() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     let driver = "/status/allocation/devices/results/0/driver";
@@ -363,7 +361,7 @@ async fn a_claim_that_became_unreadable_is_got_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_not_held_any_more_is_not_watched_and_one_that_never_was_is_forgotten() {
+async fn released_claim_is_no_longer_watched() {
     let cluster = Cluster::new().await;
     cluster.watched().await;
     tokio::time::sleep(10 * CLAIM_FOLLOW_AFTER).await;
@@ -385,7 +383,7 @@ async fn a_claim_that_is_not_held_any_more_is_not_watched_and_one_that_never_was
 
 /// The status has the same form in every version; the object that a watch or a get gives is what a recorded one is.
 #[test]
-fn an_object_of_the_client_is_read_like_a_recorded_one() {
+fn client_object_equals_recorded_object() {
     for name in [
         "claim-one-gpu.json",
         "claim-gpu-and-nic.json",

@@ -1,4 +1,4 @@
-//! Where the API server is and which credentials its requests have: by a kubeconfig, or by what a pod is given.
+//! Address of the API server and credentials of requests to it: from a kubeconfig, or from the service account of a pod.
 
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use super::files::{self, Files};
 use super::{API_CONNECT, RequestRate};
 use nodedock_base::error::chain;
 
-/// Where a pod finds its service account.
+/// Directory of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 pub(super) const USER_AGENT_VALUE: &str = concat!("nodedock/", env!("CARGO_PKG_VERSION"));
 
-/// How the API server is found.
+/// Configuration of the client of the API server.
 #[derive(Debug, Clone, Default)]
 pub struct ClientConfig {
     /// None: by the service account of the pod.
@@ -155,11 +155,10 @@ fn client_of(mut config: kube::Config, from: &str) -> Result<kube::Client, Clien
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
-    let failed = |error| ClientConfigError::Client {
+    kube::Client::try_from(config).map_err(|error| ClientConfigError::Client {
         from: from.to_owned(),
         what: chain(&error),
-    };
-    kube::Client::try_from(config).map_err(failed)
+    })
 }
 
 fn has_credentials(user: &AuthInfo) -> bool {

@@ -32,7 +32,7 @@ const RESOURCES: [&str; 5] = [
     "events",
 ];
 
-/// What a request is counted as.
+/// Labels with which a request is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Call {
     pub(super) verb: Verb,
@@ -50,18 +50,14 @@ impl Call {
             resource => resource,
         };
         let known = RESOURCES.into_iter().find(|known| resource == Some(*known));
-        let is_watch = || {
-            uri.query()
-                .unwrap_or_default()
-                .split('&')
-                .any(|part| matches!(part, "watch=true" | "watch=1"))
-        };
+        let mut query = uri.query().unwrap_or_default().split('&');
+        let is_watch = query.any(|part| matches!(part, "watch=true" | "watch=1"));
         let verb = match *method {
             Method::POST => Verb::Create,
             Method::PUT => Verb::Update,
             Method::PATCH => Verb::Patch,
             Method::DELETE => Verb::Delete,
-            _ if is_watch() => Verb::Watch,
+            _ if is_watch => Verb::Watch,
             _ if known.is_some() && parts.next().is_none() => Verb::List,
             _ => Verb::Get,
         };
@@ -123,14 +119,15 @@ impl RequestMetrics {
 
     /// Returns the requests of a verb for a resource with a status code that means success.
     pub(crate) fn succeeded(&self, verb: Verb, resource: &'static str) -> u64 {
-        let count = |code| {
-            let labels = AnsweredLabels {
-                verb: verb.as_str(),
-                resource,
-                code,
-            };
-            self.requests.get(&labels).map_or(0, |count| count.get())
-        };
-        (200..300).map(count).sum()
+        (200..300)
+            .map(|code| {
+                let labels = AnsweredLabels {
+                    verb: verb.as_str(),
+                    resource,
+                    code,
+                };
+                self.requests.get(&labels).map_or(0, |count| count.get())
+            })
+            .sum()
     }
 }

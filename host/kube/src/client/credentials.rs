@@ -60,7 +60,7 @@ impl Credentials {
         self.current.load_full()
     }
 
-    /// After a refusal: the client with other credentials than those that were used, if there is one.
+    /// Returns the client with credentials other than `used`, which were refused, if there is one.
     pub(super) async fn replaced(&self, used: &Arc<kube::Client>) -> Option<Arc<kube::Client>> {
         let mut checked = self.checked.lock().await;
         if Arc::ptr_eq(&self.current.load_full(), used)

@@ -24,9 +24,9 @@ pub struct ApiError {
     pub kind: ErrorKind,
     /// The status code of the API server's answer; 0: there is none.
     pub code: u16,
-    /// In the server's words where it answered; one line.
+    /// Message of the server, if it answered; one line.
     pub message: String,
-    /// When to retry, if the server said so.
+    /// Delay before a retry, if the server asked for one.
     pub retry_after: Option<Duration>,
     /// Paths of the fields that are refused.
     pub fields: Vec<String>,
@@ -34,7 +34,7 @@ pub struct ApiError {
     pub object: Option<String>,
 }
 
-/// What a failed request means.
+/// Kind of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The object does not exist.
@@ -105,7 +105,7 @@ impl ApiError {
         Self::new(ErrorKind::Unreachable, message)
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub fn is_retryable(&self) -> bool {
         use ErrorKind::{Expired, NotKubernetes, Throttled, Unauthorized, Unreachable};
         matches!(
@@ -114,7 +114,7 @@ impl ApiError {
         )
     }
 
-    /// Whether no API server was reached that accepts our credentials.
+    /// Returns whether no API server was reached that accepts our credentials.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self.kind,
@@ -122,7 +122,7 @@ impl ApiError {
         )
     }
 
-    /// Whether the API server says that the object of this name does not exist.
+    /// Returns whether the API server reports that the object of this name does not exist.
     pub fn is_missing(&self, name: &str) -> bool {
         self.kind == ErrorKind::NotFound && self.object.as_deref() == Some(name)
     }
@@ -150,7 +150,7 @@ impl ApiError {
         }
     }
 
-    /// What a `Status` of the API server means.
+    /// Converts a `Status` of the API server.
     pub(super) fn of_status(status: &Status) -> Self {
         let (code, details) = (status.code, status.details.as_ref());
         let words = match status.message.as_str() {
@@ -192,7 +192,7 @@ impl ApiError {
         error
     }
 
-    /// What an answer with an error code means.
+    /// Converts an answer with an error code.
     pub(super) fn of_answer(code: StatusCode, headers: &http::HeaderMap, body: &[u8]) -> Self {
         let status = is_status(body)
             .then(|| serde_json::from_slice::<Status>(body).ok())
@@ -275,7 +275,7 @@ fn ours<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a ApiError> {
     error.source().and_then(ours)
 }
 
-/// Whether a body is a `Status`, as far as its head says.
+/// Returns whether a body is a `Status`, by its kind and API version.
 pub(super) fn is_status(body: &[u8]) -> bool {
     let head = serde_json::from_slice::<TypeMeta>(body);
     head.is_ok_and(|head| head.kind == "Status" && head.api_version == "v1")

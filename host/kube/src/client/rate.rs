@@ -16,7 +16,7 @@ const API_RATE_WAIT: Duration = Duration::from_secs(20);
 /// Requests to the API server in flight, separately for those that a pod waits for and for the others.
 const API_IN_FLIGHT_MAX: usize = 8;
 
-/// Who waits for a request.
+/// Urgency of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Urgency {
     Usual,
@@ -24,12 +24,12 @@ pub(super) enum Urgency {
     Urgent,
 }
 
-/// How many requests are sent.
+/// Rate of requests to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestRate {
-    /// At least 1.
+    /// Requests per second, at least 1.
     pub per_second: u32,
-    /// At once after a pause; at least 1.
+    /// Requests at once after a pause, at least 1.
     pub burst: u32,
 }
 
@@ -67,7 +67,6 @@ impl RateLimit {
 
     /// Waits for a bounded time. The request may be sent until the permit is dropped.
     pub(super) async fn permit(&self, urgency: Urgency) -> Result<SemaphorePermit<'_>, ApiError> {
-        let too_many = || ApiError::unreachable("too many requests of this node wait for it");
         let until = Instant::now() + API_RATE_WAIT;
         let (permits, reserve) = match urgency {
             Urgency::Usual => (&self.usual, self.reserve),
@@ -103,6 +102,10 @@ impl RateLimit {
     }
 }
 
+fn too_many() -> ApiError {
+    ApiError::unreachable("too many requests of this node wait for it")
+}
+
 fn paused(wait: Duration) -> ApiError {
     let error = ApiError::new(ErrorKind::Throttled, "an earlier request was throttled");
     ApiError {
@@ -120,7 +123,7 @@ mod tests {
         burst: 20,
     };
 
-    /// How many requests of an urgency are sent without a wait.
+    /// Returns the number of requests of an urgency that are sent without a wait.
     async fn sent(rate: &RateLimit, urgency: Urgency) -> usize {
         let mut count = 0;
         while tokio::time::timeout(Duration::ZERO, rate.permit(urgency))
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_tokens_are_for_requests_that_a_pod_waits_for() {
+    async fn last_tokens_are_for_urgent_requests() {
         let rate = RateLimit::new(TEN);
         assert_eq!(
             (
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_hundred_requests_take_the_time_that_the_rate_says() {
+    async fn hundred_requests_obey_the_rate() {
         let rate = RateLimit::new(TEN);
         let start = Instant::now();
         for _ in 0..115 {
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pause_holds_for_every_request_and_the_longest_counts() {
+    async fn longest_pause_applies_to_every_request() {
         let rate = RateLimit::new(TEN);
         rate.pause(Duration::from_secs(3));
         rate.pause(Duration::from_secs(1));
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_in_flight_are_limited_and_urgent_ones_have_their_own_limit() {
+    async fn urgent_requests_have_their_own_limit() {
         let rate = RateLimit::new(TEN);
         let mut held = Vec::new();
         for _ in 0..API_IN_FLIGHT_MAX {

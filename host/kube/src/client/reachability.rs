@@ -1,4 +1,4 @@
-//! Whether the API server is reachable: a condition of the node while it is not.
+//! Reachability of the API server, and the node's condition while it is unreachable.
 
 use std::time::Duration;
 use tokio::sync::watch;
@@ -14,7 +14,7 @@ pub(crate) const API_AWAY_NOTICE: Duration = Duration::from_secs(5);
 
 const SUBJECT: &str = "API server";
 
-/// What the last request found.
+/// Outcome of the last request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Reachability {
     /// No request has ended yet.
@@ -48,12 +48,12 @@ pub(super) fn learn(reachability: &watch::Sender<Reachability>, failure: Option<
 }
 
 impl KubeClient {
-    /// Whether the last request reached the API server.
+    /// Returns a receiver of the outcome of the last request: whether it reached the API server.
     pub fn reachability(&self) -> watch::Receiver<Reachability> {
         self.shared.reachability.subscribe()
     }
 
-    /// Whether the last request did not reach the API server.
+    /// Returns whether the last request did not reach the API server.
     pub fn is_unreachable(&self) -> bool {
         self.shared.reachability.borrow().is_unreachable()
     }

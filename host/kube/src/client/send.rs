@@ -16,7 +16,7 @@ use tower::BoxError;
 use super::counts::{Call, Verb};
 use super::error::{content_type, described};
 use super::rate::Urgency;
-use super::{API_REQUEST, ApiError, ErrorKind, Shared, reachability};
+use super::{API_REQUEST, ApiError, ErrorKind, RequestLayer, reachability};
 
 /// Age after which a watch does not count as flapping.
 pub(crate) const WATCH_STEADY: Duration = Duration::from_secs(10);
@@ -30,10 +30,10 @@ const API_PAGE_BYTES_MAX: usize = 16 << 20;
 /// Bytes of an object: etcd takes 1.5 MiB in a denser form.
 pub(crate) const API_OBJECT_BYTES_MAX: usize = 4 << 20;
 
-type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+type ApiResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
 /// A client whose requests go through this layer.
-pub(super) fn client(shared: &Arc<Shared>, urgency: Urgency) -> kube::Client {
+pub(super) fn client(shared: &Arc<RequestLayer>, urgency: Urgency) -> kube::Client {
     let shared = Arc::clone(shared);
     let service = tower::service_fn(move |request| {
         let shared = Arc::clone(&shared);
@@ -42,9 +42,13 @@ pub(super) fn client(shared: &Arc<Shared>, urgency: Urgency) -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-impl Shared {
+impl RequestLayer {
     /// Repeats a request that was refused with credentials that have been replaced since.
-    async fn send(&self, urgency: Urgency, request: Request<Body>) -> Result<Answer, ApiError> {
+    async fn send(
+        &self,
+        urgency: Urgency,
+        request: Request<Body>,
+    ) -> Result<ApiResponse, ApiError> {
         let (used, again) = (self.credentials.current().await, copied(&request));
         match (self.timed(urgency, &used, request).await, again) {
             (Err(error), Some(request)) if error.kind == ErrorKind::Unauthorized => {
@@ -64,7 +68,7 @@ impl Shared {
         urgency: Urgency,
         client: &kube::Client,
         request: Request<Body>,
-    ) -> Result<Answer, ApiError> {
+    ) -> Result<ApiResponse, ApiError> {
         let call = Call::of(request.method(), request.uri());
         let asked = Instant::now();
         let permit = self.rate.permit(urgency).await;
@@ -93,7 +97,7 @@ impl Shared {
     }
 
     /// The answer, or what it means if it is no success.
-    async fn answer(&self, call: Call, response: Response<Body>) -> Result<Answer, ApiError> {
+    async fn answer(&self, call: Call, response: Response<Body>) -> Result<ApiResponse, ApiError> {
         let (head, body) = response.into_parts();
         if head.status.is_redirection() {
             let to = head

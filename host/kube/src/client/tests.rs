@@ -81,7 +81,7 @@ async fn node(client: kube::Client) -> Result<Node, ApiError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_throttles_is_left_alone_and_requests_are_counted() {
+async fn throttled_client_waits_and_counts_requests() {
     let (server, client) = server().await;
     server.fail_times(1, Fault::TooMany { retry_after: 5 }, When::any());
     let refused = node(client.client()).await.unwrap_err();
@@ -132,7 +132,7 @@ async fn a_server_that_throttles_is_left_alone_and_requests_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_answer_is_given_ten_seconds() {
+async fn silent_server_times_out() {
     let (server, client) = server().await;
     server.fail(Fault::Hang, When::any());
     let start = Instant::now();
@@ -150,7 +150,7 @@ async fn a_server_that_does_not_answer_is_given_ten_seconds() {
 }
 
 #[tokio::test]
-async fn half_an_answer_and_one_that_is_too_large_are_none() {
+async fn partial_and_oversized_responses_are_refused() {
     let (server, client) = server().await;
     server.fail_times(1, Fault::HalfAnswer, When::any());
     assert_eq!(
@@ -170,7 +170,7 @@ async fn half_an_answer_and_one_that_is_too_large_are_none() {
 }
 
 #[tokio::test]
-async fn answers_of_a_proxy_are_known_as_such() {
+async fn proxy_responses_are_detected() {
     let mut redirect = answer(302, "", "");
     redirect
         .headers_mut()
@@ -201,7 +201,7 @@ async fn answers_of_a_proxy_are_known_as_such() {
 }
 
 #[tokio::test]
-async fn the_version_is_asked_once_and_again_when_it_is_gone() {
+async fn api_version_is_cached_until_gone() {
     let (server, client) = server().await;
     server.serve_versions(&["v1beta1"]);
     server.allocate_claim(Allocated::new("default", "one"));
@@ -229,7 +229,7 @@ async fn the_version_is_asked_once_and_again_when_it_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_server_is_a_condition_until_it_is_back() {
+async fn unreachable_server_sets_condition_until_reachable() {
     let (server, client) = server().await;
     let fault = server.fail(Fault::Status(503), When::any());
     let changes = nodedock_base::changes::Changes::default();
@@ -269,7 +269,7 @@ async fn an_unreachable_server_is_a_condition_until_it_is_back() {
 
 /// A refusal of what is asked for comes from a server that is reachable; one of our credentials does not count as such.
 #[tokio::test]
-async fn a_refusal_is_no_sign_that_the_server_is_unreachable() {
+async fn refusal_does_not_mean_unreachable() {
     let (server, client) = server().await;
     for (fault, kind, unreachable) in [
         (403, ErrorKind::Forbidden, false),
@@ -282,7 +282,7 @@ async fn a_refusal_is_no_sign_that_the_server_is_unreachable() {
     }
 }
 
-/// What a watch of claims in `default` reports, in order.
+/// Events of a watch of claims in `default`, in order.
 struct Watched {
     server: Arc<ApiServer>,
     client: KubeClient,
@@ -353,7 +353,7 @@ impl Watched {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_watch() {
+async fn watch_resumes_after_server_ends_it() {
     let mut watched = Watched::new(&["a"]).await;
     assert_eq!(watched.nexts(3).await, ["init", "listed a", "done"]);
     watched.open().await;
@@ -369,9 +369,9 @@ async fn a_set_is_listed_and_then_watched_and_goes_on_when_the_server_ends_the_w
     assert_eq!(watched.client.metrics().watch_restarts.get(), 1);
 }
 
-/// What was deleted while nothing was watched is seen by the list that follows a 410.
+/// Objects that were deleted while nothing was watched are missing from the list that follows a 410.
 #[tokio::test(start_paused = true)]
-async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
+async fn expired_version_or_broken_watch_relists() {
     let mut watched = Watched::new(&["a"]).await;
     watched
         .server
@@ -400,8 +400,7 @@ async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_server_has_the_version()
- {
+async fn known_version_is_watched_without_list() {
     let mut watched = Watched::since(&["a"], Some).await;
     assert_eq!(watched.next().await, "done");
     watched
@@ -455,7 +454,7 @@ async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered() {
+async fn failing_server_is_not_hammered() {
     let known = |version: String| Some(version);
     let unknown = |_| None;
     for (since, fault, when) in [
@@ -519,7 +518,7 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_watch_is_replaced_and_an_event_is_bounded() {
+async fn silent_watch_and_oversized_event_fail() {
     let start = Instant::now();
     let silent = watch_of(vec![]).await.unwrap();
     assert!(

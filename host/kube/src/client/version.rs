@@ -45,18 +45,17 @@ impl DraVersion {
 /// Versions with DeviceTaintRules, newest first (Kubernetes 1.37, 1.36, 1.33). A server serves the rules in some of its versions only.
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
-/// How DeviceTaintRules may be served, by the versions that the group says it serves; newest first.
+/// Returns the resources as which DeviceTaintRules may be served, by the versions that the group reports; newest first.
 pub(super) fn taint_rules(group: &APIGroup) -> impl Iterator<Item = ApiResource> {
-    let is_served = |version: &&str| {
-        group
-            .versions
-            .iter()
-            .any(|served| served.version == **version)
-    };
     TAINT_RULE_VERSIONS
         .iter()
         .copied()
-        .filter(is_served)
+        .filter(|version| {
+            group
+                .versions
+                .iter()
+                .any(|served| served.version == **version)
+        })
         .map(|version| {
             let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
             ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")
@@ -89,7 +88,7 @@ pub(super) fn not_served(served: &[&str]) -> ApiError {
     ApiError::new(ErrorKind::NotServed, words)
 }
 
-/// Which version is served, as far as it is known.
+/// Version that is served, as far as it is known.
 #[derive(Debug, Default)]
 pub(super) struct ServedVersion {
     pub(super) version: Option<DraVersion>,
@@ -98,8 +97,8 @@ pub(super) struct ServedVersion {
 }
 
 impl ServedVersion {
-    /// What is known to a caller that waits since then; None: it has to be asked. One failure is the answer to all who waited for it,
-    /// so that they do not wait one after the other.
+    /// Returns the answer for a caller that waits since `since`; None: the server has to be queried. One failure answers all callers that
+    /// waited for it, so that they do not wait one after the other.
     pub(super) fn known(
         &self,
         since: Instant,
@@ -141,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_that_both_speak_is_used_whatever_the_order() {
+    fn newest_common_version_is_chosen() {
         let chosen = |versions: &[&str]| {
             let versions = versions.iter().map(|version| GroupVersionForDiscovery {
                 group_version: String::new(),
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_answers_all_who_waited_for_it_and_the_version_stays_in_use() {
+    fn concurrent_callers_share_one_version_failure() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let gone = || Err(ApiError::unreachable("gone"));

@@ -193,7 +193,7 @@ impl ResumedWatch {
     }
 }
 
-/// What an error of a watch means.
+/// Converts an error of a watch.
 pub(crate) fn meaning(error: watcher::Error) -> ApiError {
     use watcher::Error;
     match error {

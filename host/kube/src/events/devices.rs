@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::{EVENT_PODS_MAX, Events, named, of_pod, warning};
 use crate::pools::PoolNames;
 use crate::slices::{OnUnhealthy, UnhealthyDevice};
-use nodedock_core::manager::RecordStore;
 use nodedock_core::manager::claims::KubeletClaims;
+use nodedock_core::records::RecordStore;
 use nodedock_model::KubeletClaim;
 
 /// Publishes what the slices report.
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unhealthy_device_is_published_on_its_pods_or_on_the_node() {
+    async fn device_event_targets_pods_or_node() {
         let scene = Scene::new().await;
         let held = KubeletClaim {
             claim: claim(),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn events_of_devices_have_a_rate_of_their_own_and_leave_room_for_refusals() {
+    async fn device_events_have_their_own_rate() {
         let scene = Scene::new().await;
         for index in 0..1000 {
             scene

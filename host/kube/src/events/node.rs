@@ -47,7 +47,7 @@ pub fn publish_conditions(
     });
 }
 
-/// Whether a condition belongs on the Node object: its drivers or its records do not work. `nodedock get node` shows the others.
+/// Returns whether a condition belongs on the Node object: its drivers or its records do not work. `nodedock get node` shows the others.
 fn is_published(code: &str) -> bool {
     code == ProblemCode::DriverQuarantined.as_str() || code.starts_with("checkpoint-")
 }
@@ -92,7 +92,7 @@ mod tests {
     use nodedock_model::Problem;
 
     #[test]
-    fn a_condition_is_published_when_it_is_set_and_when_it_is_cleared_and_not_in_between() {
+    fn condition_events_mark_set_and_clear() {
         let conditions = Conditions::default();
         conditions.set(
             "gpu.example.com",

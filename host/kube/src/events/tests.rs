@@ -96,7 +96,7 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_counted() {
+async fn refusal_event_covers_claim_and_pods() {
     let scene = Scene::new().await;
     let mut other = pod("job");
     other.resource = "jobs".to_owned();
@@ -142,7 +142,7 @@ async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_expired_is_created_again() {
+async fn expired_event_is_created_again() {
     let scene = Scene::new().await;
     scene.refuse("held");
     tokio::time::sleep(SHORTLY).await;
@@ -157,7 +157,7 @@ async fn an_event_that_expired_is_created_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
+async fn events_wait_until_too_old() {
     let scene = Scene::new().await;
     scene.server.fail(Fault::Away, When::any());
     scene.refuse("early");
@@ -176,7 +176,7 @@ async fn events_wait_for_the_api_server_and_old_ones_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_have_a_rate_and_a_bounded_queue() {
+async fn events_are_rate_limited_and_bounded() {
     let scene = Scene::new().await;
     for index in 0..EVENTS_MAX + 50 {
         scene.publish_on_pod(&format!("pod-{index}"), "many");
@@ -189,7 +189,7 @@ async fn events_have_a_rate_and_a_bounded_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn forbidden_events_are_one_condition_and_refused_ones_are_counted() {
+async fn forbidden_events_set_one_condition() {
     let scene = Scene::new().await;
     scene.server.deny("create", "events");
     scene.refuse("a");
@@ -211,7 +211,7 @@ async fn forbidden_events_are_one_condition_and_refused_ones_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conditions_of_the_node_are_published_on_its_object() {
+async fn node_conditions_become_node_events() {
     let changes = nodedock_base::changes::Changes::default();
     let conditions = Conditions::new(changes.clone());
     let scene = Scene::new().await;

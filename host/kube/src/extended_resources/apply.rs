@@ -7,7 +7,7 @@ use super::classes::manifest;
 use crate::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
 use nodedock_model::{DriverName, ExtendedResource};
 
-/// What became of a class.
+/// Outcome of applying a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     Created,

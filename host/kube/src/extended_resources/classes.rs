@@ -4,11 +4,14 @@
 //! `nodedock.dev/extendedResource`, which the host adds in slices. Every class also has the implicit extended resource
 //! `deviceclass.resource.kubernetes.io/CLASS`. A node does not write classes: they are objects of the cluster.
 
+use kube::ResourceExt;
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::client::ApiError;
 use nodedock_base::printable::one_line;
+use nodedock_model::limit::{ATTRIBUTE_TEXT_MAX, SUBDOMAIN_BYTES_MAX};
 use nodedock_model::{DriverName, ExtendedResource, Problem, ProblemCode};
 
 /// Domain and name of the attribute of devices in pools with an extended-resource name.
@@ -17,9 +20,6 @@ const ATTRIBUTE_NAME: &str = "extendedResource";
 /// The attribute in slices.
 pub(crate) const ATTRIBUTE: &str = "nodedock.dev/extendedResource";
 
-/// Bytes of an attribute's text, and of an object's name, in the API.
-const ATTRIBUTE_BYTES_MAX: usize = 64;
-const CLASS_NAME_BYTES_MAX: usize = 253;
 /// Digits of a hash that keeps shortened names apart.
 const HASH_DIGITS: usize = 16;
 
@@ -42,30 +42,26 @@ pub(super) struct Class {
 
 impl Class {
     /// Reads what is judged of an object of `resource.k8s.io/v1`.
-    pub(super) fn of(name: String, labels: Option<&str>, spec: &Value) -> Self {
+    pub(super) fn of(class: &DynamicObject) -> Self {
+        let spec = &class.data["spec"];
         let expression =
             |selector: &Value| Some(selector.pointer("/cel/expression")?.as_str()?.to_owned());
-        let selectors = spec["selectors"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(expression)
-            .collect();
-        let extended_resource = spec["extendedResourceName"].as_str().map(str::to_owned);
+        let selectors = spec["selectors"].as_array().into_iter().flatten();
         Self {
-            name,
-            is_labelled: labels == Some(NODEDOCK),
-            extended_resource,
-            selectors,
+            name: class.name_any(),
+            is_labelled: class
+                .labels()
+                .get(MANAGED_BY)
+                .is_some_and(|by| by == NODEDOCK),
+            extended_resource: spec["extendedResourceName"].as_str().map(str::to_owned),
+            selectors: selectors.filter_map(expression).collect(),
         }
     }
 }
 
-pub(super) const LABEL: &str = MANAGED_BY;
-
 /// Returns the value of the attribute: the resource's name, shortened if the API allows no text of its length.
 pub fn attribute(resource: &ExtendedResource) -> String {
-    shortened(resource.as_str(), resource.as_str(), ATTRIBUTE_BYTES_MAX)
+    shortened(resource.as_str(), resource.as_str(), ATTRIBUTE_TEXT_MAX)
 }
 
 /// Returns the name of the class of a resource: `example.com-gpu` for `example.com/gpu`.
@@ -80,13 +76,13 @@ pub fn class_name(resource: &ExtendedResource) -> String {
     };
     let plain: String = name.chars().map(letter).collect();
     let readable = format!("{domain}-{plain}");
-    if plain == name && readable.len() <= CLASS_NAME_BYTES_MAX {
+    if plain == name && readable.len() <= SUBDOMAIN_BYTES_MAX {
         return readable;
     }
     // Other resources may have the same letters.
     let keep = readable
         .chars()
-        .take(CLASS_NAME_BYTES_MAX - HASH_DIGITS - 1)
+        .take(SUBDOMAIN_BYTES_MAX - HASH_DIGITS - 1)
         .collect::<String>();
     format!(
         "{}-{}",
@@ -138,51 +134,49 @@ pub(super) fn judge(
     classes: &[Class],
 ) -> Option<Problem> {
     let name = class_name(resource);
-    let own = classes.iter().find(|class| class.name == name);
     let is_of_resource =
         |class: &&Class| class.extended_resource.as_deref() == Some(resource.as_str());
-    let others: Vec<_> = classes
-        .iter()
-        .filter(is_of_resource)
-        .filter(|class| class.name != name && !class.is_labelled)
-        .collect();
     let conflict = |message| Some(Problem::conflict(ProblemCode::DeviceClassConflict, message));
-    if let Some(own) = own {
-        let is_selected = own.selectors == [selector(resource, driver)];
-        match &own.extended_resource {
-            Some(of) if of == resource.as_str() && is_selected => {}
-            None if is_selected => {
-                return conflict(format!(
-                    "DeviceClass {name} has no spec.extendedResourceName: the API server dropped it, or it was applied without; \
-                     without the feature DRAExtendedResource set kubernetes.extendedResources to device-plugin"
-                ));
-            }
-            of => {
-                let of = of
-                    .as_deref()
-                    .map_or("no extended resource".to_owned(), |of| {
-                        one_line(of, QUOTED_BYTES_MAX)
-                    });
-                return conflict(format!(
-                    "DeviceClass {name} is of {of} and has other selectors or names than the class for {resource} of the driver \
-                     {driver} that nodedock get deviceclasses prints: it belongs to another owner, or to another driver"
-                ));
-            }
-        }
-    }
-    if !others.is_empty() {
-        let named = others
-            .iter()
-            .take(CLASSES_NAMED_MAX)
-            .map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
-        let named = named.collect::<Vec<_>>().join(", ");
+    let own = classes.iter().find(|class| class.name == name);
+    if let Some(own) = own.filter(|own| own.selectors != [selector(resource, driver)]) {
+        let of = own.extended_resource.as_deref();
+        let of = of.map_or("no extended resource".to_owned(), |of| {
+            one_line(of, QUOTED_BYTES_MAX)
+        });
         return conflict(format!(
-            "DeviceClass {named} has the extended-resource name {resource} as well, and is not of nodedock: the scheduler takes the \
-             devices of the newest class; if that is intended, give it the label {MANAGED_BY}={NODEDOCK}"
+            "DeviceClass {name} is of {of} and has other selectors than the class for {resource} of the driver {driver} that nodedock \
+             get deviceclasses prints: it belongs to another owner, or to another driver"
         ));
     }
-    let is_there = own.is_some() || classes.iter().any(|class| is_of_resource(&class));
-    (!is_there).then(|| {
+    match own.map(|own| own.extended_resource.as_deref()) {
+        Some(None) => {
+            return conflict(format!(
+                "DeviceClass {name} has no spec.extendedResourceName: the API server dropped it, or it was applied without; without the \
+                 feature DRAExtendedResource set kubernetes.extendedResources to device-plugin"
+            ));
+        }
+        Some(Some(of)) if of != resource.as_str() => {
+            let of = one_line(of, QUOTED_BYTES_MAX);
+            return conflict(format!(
+                "DeviceClass {name} is of {of}: it belongs to another owner"
+            ));
+        }
+        _ => {}
+    }
+    let of_resource: Vec<_> = classes.iter().filter(is_of_resource).collect();
+    let others = of_resource
+        .iter()
+        .filter(|class| class.name != name && !class.is_labelled);
+    let others = others.map(|class| one_line(&class.name, QUOTED_BYTES_MAX));
+    let others: Vec<_> = others.take(CLASSES_NAMED_MAX).collect();
+    if !others.is_empty() {
+        return conflict(format!(
+            "DeviceClass {} has the extended-resource name {resource} as well, and is not of nodedock: the scheduler takes the devices of \
+             the newest class; if that is intended, give it the label {MANAGED_BY}={NODEDOCK}",
+            others.join(", ")
+        ));
+    }
+    of_resource.is_empty().then(|| {
         let message = format!(
             "no DeviceClass has the extended-resource name {resource}, so the scheduler gives its devices to no pod; apply what \
              nodedock get deviceclasses prints. Until then a pool that the kubelet's device manager has stays there"
@@ -194,7 +188,7 @@ pub(super) fn judge(
 /// The problem of a resource whose class the account may not see.
 pub(super) fn unreadable(error: &ApiError) -> Problem {
     let message = format!(
-        "DeviceClasses cannot be listed, so it is not known whether the resource has one: give the account the right to list \
+        "DeviceClasses cannot be read, so it is not known whether the resource has one: give the account the right to list and watch \
          deviceclasses of resource.k8s.io: {error}"
     );
     Problem::denied(ProblemCode::DeviceClassMissing, message)
@@ -216,12 +210,7 @@ mod tests {
 
     fn own() -> Class {
         let manifest = manifest(&resource("example.com/gpu"), &driver());
-        let name = manifest["metadata"]["name"].as_str().unwrap().to_owned();
-        Class::of(
-            name,
-            manifest["metadata"]["labels"][LABEL].as_str(),
-            &manifest["spec"],
-        )
+        Class::of(&serde_json::from_value(manifest).unwrap())
     }
 
     fn judged(classes: &[Class]) -> Option<(String, String)> {
@@ -230,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_selects_the_devices_of_the_driver_with_the_name() {
+    fn manifest_selects_the_drivers_devices() {
         let manifest = manifest(&resource("example.com/gpu"), &driver());
         assert_eq!(
             manifest,
@@ -247,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_names_of_objects_are_changed_and_stay_apart() {
+    fn class_names_are_valid_and_distinct() {
         assert_eq!(class_name(&resource("example.com/gpu")), "example.com-gpu");
         let upper = class_name(&resource("example.com/GPU"));
         assert!(
@@ -262,18 +251,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_resource_has_a_class_and_an_attribute_that_the_api_takes(
+        fn classes_and_attributes_satisfy_the_api(
             domain in "[a-z]{1,60}(\\.[a-z]{1,60}){0,3}", name in "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
         ) {
             let Ok(resource) = ExtendedResource::new(format!("{domain}/{name}")) else { return Ok(()) };
             let class = class_name(&resource);
             prop_assert!(nodedock_model::ObjectName::new(&class).is_ok(), "{class}");
-            prop_assert!(attribute(&resource).len() <= ATTRIBUTE_BYTES_MAX);
+            prop_assert!(attribute(&resource).len() <= ATTRIBUTE_TEXT_MAX);
         }
     }
 
     #[test]
-    fn the_class_that_is_applied_is_enough_and_a_missing_one_is_named() {
+    fn missing_class_is_reported() {
         assert_eq!(judged(&[own()]), None);
         let (code, message) = judged(&[]).unwrap();
         assert!(
@@ -290,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_of_another_owner_and_a_dropped_field_are_named() {
+    fn foreign_or_incomplete_class_is_reported() {
         let another = Class {
             selectors: vec!["true".to_owned()],
             is_labelled: false,

@@ -1,4 +1,5 @@
-//! By which mechanism this node offers extended resources: the operator's setting, or the versions of API server and kubelet. Pure.
+//! Decision on the mechanism by which this node offers extended resources: the operator's setting, or the versions of API server and
+//! kubelet. Pure.
 //!
 //! Feature gates of other programs are not visible to a node. Both versions are needed: the API server has to keep the field of a
 //! DeviceClass, and the kubelet has to prepare the claim that the scheduler makes. A kubelet is never newer than an API server or the
@@ -20,7 +21,7 @@ const DRA_SINCE: Version = Version {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MechanismSetting {
-    /// By the versions of API server and kubelet.
+    /// Decision by the versions of API server and kubelet.
     #[default]
     Auto,
     Dra,
@@ -52,18 +53,18 @@ impl fmt::Display for Version {
     }
 }
 
-/// What was read of the cluster; `None`: it could not be read.
+/// Facts read from the cluster; `None`: not readable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Cluster {
     pub(super) server: Option<Version>,
-    /// Whether the API server serves `resource.k8s.io/v1`.
+    /// True if the API server serves `resource.k8s.io/v1`.
     pub(super) serves_v1: Option<bool>,
-    /// As the kubelet reports it in the Node object.
+    /// Version that the kubelet reports in the Node object.
     pub(super) kubelet: Option<String>,
 }
 
 /// The mechanism, and why it is this one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     pub mechanism: Mechanism,
     pub reason: String,
@@ -83,38 +84,30 @@ pub(super) fn decide(setting: MechanismSetting, cluster: &Cluster) -> Option<Dec
 }
 
 fn by_versions(cluster: &Cluster) -> Option<Decision> {
-    let device_plugin = |what: String| {
-        let reason = format!("{what}; extended resources through DRA need {DRA_SINCE}");
-        Some(Decision {
-            mechanism: Mechanism::DevicePlugin,
-            reason,
-        })
-    };
+    let old = |what: String| format!("{what}; extended resources through DRA need {DRA_SINCE}");
+    let plugin = Mechanism::DevicePlugin;
     let server = cluster.server?;
-    if server < DRA_SINCE {
-        return device_plugin(format!("the API server has version {server}"));
-    }
-    if !cluster.serves_v1? {
-        let reason = "the API server does not serve resource.k8s.io/v1".to_owned();
-        return Some(Decision {
-            mechanism: Mechanism::DevicePlugin,
-            reason,
-        });
-    }
-    let kubelet = cluster.kubelet.as_deref()?;
-    match Version::of_kubelet(kubelet) {
-        Some(version) if version >= DRA_SINCE => {
-            let reason = format!("the API server has version {server}, and the kubelet {version}");
-            Some(Decision {
-                mechanism: Mechanism::Dra,
-                reason,
-            })
+    let (mechanism, reason) = if server < DRA_SINCE {
+        (plugin, old(format!("the API server has version {server}")))
+    } else if !cluster.serves_v1? {
+        let reason = "the API server does not serve resource.k8s.io/v1";
+        (plugin, reason.to_owned())
+    } else {
+        let kubelet = cluster.kubelet.as_deref()?;
+        match Version::of_kubelet(kubelet) {
+            Some(version) if version >= DRA_SINCE => {
+                let reason =
+                    format!("the API server has version {server}, and the kubelet {version}");
+                (Mechanism::Dra, reason)
+            }
+            Some(version) => (plugin, old(format!("the kubelet has version {version}"))),
+            None => {
+                let what = format!("the kubelet reports no version that is known ({kubelet:?})");
+                (plugin, old(what))
+            }
         }
-        Some(version) => device_plugin(format!("the kubelet has version {version}")),
-        None => device_plugin(format!(
-            "the kubelet reports no version that is known ({kubelet:?})"
-        )),
-    }
+    };
+    Some(Decision { mechanism, reason })
 }
 
 #[cfg(test)]
@@ -138,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn dra_needs_both_versions_and_the_api() {
+    fn dra_needs_both_versions_and_api() {
         let (dra, plugin) = (Some(Mechanism::Dra), Some(Mechanism::DevicePlugin));
         for (server, kubelet, expected) in [
             (37, "v1.37.0", dra),

@@ -1,31 +1,20 @@
-//! Which mechanism offers each pool with an extended-resource name, and the switch from one mechanism to the other. Pure.
+//! Mechanism that offers each pool with an extended-resource name, and the switch from one mechanism to the other. Pure, without a clock.
 //!
-//! Given the decision for the node, the pools of its drivers, and what was read of the cluster; emits the reads that are needed, the
-//! record to be made durable, and the mechanisms that slices and bridge follow.
+//! Given the decision for the node, the pools of its drivers, what bridge and slices report, and claims as read from the API server; emits
+//! whether the claims are to be read, the record to be made durable, and the mechanisms that slices and bridge follow.
 //!
-//! A pool is offered by the mechanism of its durable record if that is the desired one, and by neither otherwise. Its record changes only
-//! after the other mechanism was seen without free devices of the pool, in a read that began after the owner of that mechanism (the bridge,
-//! or the writer of slices) had acknowledged the withdrawal. A crash leaves the record as it was before or after, so it can be repeated at
-//! every step. Without a record nothing is known, and both are read.
+//! A pool is offered by the mechanism of its durable record. It switches only while none of its devices is in use: it is withdrawn, the
+//! owner of its mechanism (the bridge, or the writer of slices) reports that it has carried that out, and then what is in use is looked at
+//! again. If that is nothing, the record changes; otherwise the pool is offered as before. A crash leaves the record as it was before or
+//! after. A pool without a record is offered by neither until the owner of the other mechanism has reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::decide::Decision;
-use nodedock_model::{DeviceName, DriverName, ExtendedResource, Mechanism, PoolName};
-
-/// Delay from the withdrawal of devices at the kubelet to a read of the Node object that counts: a kubelet updates the object every 10 s
-/// after a change.
-const NODE_SETTLE: Duration = Duration::from_secs(15);
-
-/// Delay from the first list without the pool's slices to a list of claims that counts: a request to write slices may take 10 s, and the
-/// scheduler writes allocations that it made from older slices.
-const SLICES_SETTLE: Duration = Duration::from_secs(30);
-
-/// Time after which a pool that is not offered is reported.
-pub(super) const WITHHELD_LONG: Duration = Duration::from_secs(300);
+use crate::pools::PoolNames;
+use nodedock_model::{
+    DriverName, ExtendedResource, Mechanism, MechanismsRecord, ObjectRef, PoolMechanism, PoolName,
+};
 
 /// Pools with a record: those of drivers that are gone are dropped first.
 pub(super) const POOLS_MAX: usize = 4096;
@@ -37,22 +26,28 @@ pub struct LocalPool {
     pub pool: PoolName,
 }
 
-/// What is durable.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Record {
-    /// The last decision.
-    pub(super) decided: Option<Mechanism>,
-    pub(super) pools: BTreeMap<LocalPool, PoolRecord>,
+impl LocalPool {
+    pub fn new(driver: &DriverName, pool: &PoolName) -> Self {
+        Self {
+            driver: driver.clone(),
+            pool: pool.clone(),
+        }
+    }
+
+    /// Returns the pool of this node that the API has under a name; `None`: it is of another node.
+    pub(crate) fn of_published(
+        names: &PoolNames,
+        driver: &DriverName,
+        published: &PoolName,
+    ) -> Option<Self> {
+        let is_here = names.is_of_node(published);
+        let pool = PoolName::new(names.local(published.as_str())).ok()?;
+        is_here.then(|| Self::new(driver, &pool))
+    }
 }
 
-/// The only mechanism that may have free devices of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PoolRecord {
-    pub(super) resource: ExtendedResource,
-    pub(super) mechanism: Mechanism,
-    /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
-    pub(super) claimed: BTreeSet<DeviceName>,
-}
+/// Pools with devices in use, with the mechanisms by which these were given.
+pub type PoolsInUse = BTreeMap<LocalPool, BTreeSet<Mechanism>>;
 
 /// The mechanisms of all pools at a moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,45 +56,28 @@ pub struct Mechanisms {
     pub generation: u64,
     pub decision: Option<Decision>,
     pub pools: BTreeMap<LocalPool, PoolStatus>,
-    /// Of every pool with a name that is not in `pools`.
+    /// Mechanism of every pool with a name that is not in `pools`.
     pub fixed: Option<Mechanism>,
 }
 
-/// How a pool is offered.
+/// Status of a pool's offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStatus {
     pub resource: ExtendedResource,
     /// `None`: by neither mechanism.
     pub offered: Option<Mechanism>,
-    /// What has to come before the pool is offered as decided; empty: it is.
+    /// Prerequisite before the pool is offered as decided; empty: it is.
     pub waits_for: String,
-    /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
-    pub claimed: BTreeSet<DeviceName>,
 }
 
 impl Mechanisms {
     /// Returns the mechanism that offers a pool. One without an extended-resource name is in slices.
     pub fn of(&self, driver: &DriverName, pool: &PoolName, is_named: bool) -> Option<Mechanism> {
-        let key = LocalPool {
-            driver: driver.clone(),
-            pool: pool.clone(),
-        };
-        match self.pools.get(&key) {
+        match self.pools.get(&LocalPool::new(driver, pool)) {
             Some(status) => status.offered,
             None if is_named => self.fixed,
             None => Some(Mechanism::Dra),
         }
-    }
-
-    /// Returns whether a claim of the API server had a device when its pool became one of the device plugin, and may have it still.
-    pub fn is_claimed(&self, driver: &DriverName, pool: &PoolName, device: &DeviceName) -> bool {
-        let key = LocalPool {
-            driver: driver.clone(),
-            pool: pool.clone(),
-        };
-        self.pools
-            .get(&key)
-            .is_some_and(|status| status.claimed.contains(device))
     }
 
     /// Returns the pools of a resource that a driver has.
@@ -108,13 +86,10 @@ impl Mechanisms {
         driver: &'a DriverName,
         resource: &'a ExtendedResource,
     ) -> impl Iterator<Item = &'a PoolStatus> {
-        let pools = self
-            .pools
-            .iter()
-            .filter(move |(key, _)| key.driver == *driver);
-        pools
+        let of_driver = self.pools.iter().filter(|(key, _)| key.driver == *driver);
+        of_driver
             .map(|(_, status)| status)
-            .filter(move |status| status.resource == *resource)
+            .filter(|status| status.resource == *resource)
     }
 
     /// Returns whether any pool of a driver is offered to the kubelet under a resource's name.
@@ -126,38 +101,31 @@ impl Mechanisms {
         }
     }
 
-    /// Returns whether a pool is kept out of slices.
+    /// Returns whether a pool must not be in slices, also if its driver published it before.
     pub(crate) fn keeps_from_slices(&self, driver: &DriverName, pool: &PoolName) -> bool {
-        let key = LocalPool {
-            driver: driver.clone(),
-            pool: pool.clone(),
-        };
-        self.pools
-            .get(&key)
-            .is_some_and(|status| status.offered != Some(Mechanism::Dra))
+        self.of(driver, pool, false) != Some(Mechanism::Dra)
+    }
+
+    pub(crate) fn is_any_withdrawn(&self) -> bool {
+        self.pools.values().any(|pool| pool.offered.is_none())
     }
 }
 
-/// The generations whose withdrawals are carried out: of the lists at the kubelet, and of the desired slices.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Acknowledged {
-    pub(super) kubelet: u64,
-    pub(super) slices: u64,
-}
-
-/// What is to be read of the cluster.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Needs {
-    pub(super) node: bool,
-    pub(super) slices: bool,
-    /// Of all claims, which are many: for a pool that waits for the list, or else to see which devices are free by now.
-    pub(super) claims: bool,
-    pub(super) is_claims_urgent: bool,
+/// Reports of bridge and slices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Reported {
+    /// The generation of the lists at the kubelet. No call for devices that they do not have is answered any more.
+    pub(crate) lists: u64,
+    /// The generation of the desired slices. No write of other ones is under way.
+    pub(crate) slices: u64,
+    /// Pools that still have slices, at least of those that are withdrawn.
+    pub(crate) published: BTreeSet<LocalPool>,
+    pub(crate) in_use: PoolsInUse,
 }
 
 /// The resources whose DeviceClass is as it has to be. A pool that the scheduler is to offer needs one: without it pods that request the
 /// resource are not scheduled.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Classes {
     /// They do not matter: an operator decided.
     NotNeeded,
@@ -166,522 +134,329 @@ pub(super) enum Classes {
     Ready(BTreeSet<ExtendedResource>),
 }
 
-/// A pool that no mechanism offers.
-#[derive(Debug)]
-struct Withheld {
+/// Facts that decide the mechanisms.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Inputs {
+    pub(super) decision: Option<Decision>,
+    /// Pools of the drivers that serve, with their resource.
+    pub(super) pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
+    /// Pools that an operator keeps with the kubelet's device manager.
+    pub(super) disabled: BTreeSet<LocalPool>,
+    pub(super) classes: Classes,
+    pub(super) reported: Reported,
+}
+
+/// Claims of the API server that have devices of this node's pools.
+pub(super) type ClaimsOfPools = BTreeMap<LocalPool, BTreeSet<ObjectRef>>;
+
+/// A pool that no mechanism offers, until it is offered by `target`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Withdrawn {
     target: Mechanism,
     /// The generation that withdrew it.
     since: u64,
-    began: Instant,
-    /// When the owner of the other mechanism was seen to have withdrawn it.
-    acknowledged: Option<Instant>,
-    /// Since when a list has no slices of it.
-    clear: Option<Instant>,
-    was_in_slices: bool,
-    /// Devices that the kubelet had allocatable in the last read.
-    allocatable: u64,
+    are_claims_read: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Switch {
-    record: Record,
-    /// No process before this one wrote slices of the node.
-    pub(super) is_new_node: bool,
-    decision: Option<Decision>,
-    classes: Classes,
-    /// Pools that the kubelet's device manager is to offer, whatever is decided.
-    disabled: BTreeSet<LocalPool>,
-    /// Pools of serving drivers, with their resource. One without a name had one before.
-    pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
-    withheld: BTreeMap<LocalPool, Withheld>,
-    /// Since when pools are offered by neither because nothing is decided for them.
-    undecided: BTreeMap<LocalPool, Instant>,
-    /// As of `generation`.
-    offered: BTreeMap<LocalPool, Offered>,
     generation: u64,
+    /// Mechanisms of this `generation`.
+    offered: BTreeMap<LocalPool, Option<Mechanism>>,
+    pub(super) inputs: Inputs,
+    /// The record: the only mechanism that may have devices of each pool.
+    known: BTreeMap<LocalPool, PoolMechanism>,
+    withdrawn: BTreeMap<LocalPool, Withdrawn>,
+    /// Claims that keep pools from becoming those of a device plugin.
+    claims: ClaimsOfPools,
 }
-
-/// The mechanism that offers a pool, and the devices that are not free in it.
-type Offered = (Option<Mechanism>, BTreeSet<DeviceName>);
 
 impl Switch {
-    /// `is_new_node`: no process before this one had a record.
-    pub(super) fn new(record: Record, is_new_node: bool, now: Instant) -> Self {
-        let decision = record.decided.map(|mechanism| {
-            let reason =
-                "it was decided so before the start, and the cluster has not been read since"
-                    .to_owned();
-            Decision { mechanism, reason }
+    pub(super) fn new(record: MechanismsRecord) -> Self {
+        let mut switch = Self::default();
+        switch.inputs.decision = record.decided.map(|mechanism| Decision {
+            mechanism,
+            reason: "it was decided before the start; the cluster was not read since".to_owned(),
         });
-        let mut switch = Self {
-            record,
-            is_new_node,
-            decision,
-            generation: 1,
-            ..Self::default()
-        };
-        switch.refresh(now);
+        switch.set_known(record);
         switch
     }
 
-    pub(super) fn record(&self) -> &Record {
-        &self.record
+    /// Takes a proposed record, which is durable now.
+    pub(super) fn set_known(&mut self, record: MechanismsRecord) {
+        let pools = record.pools.into_iter();
+        let keyed = pools.map(|known| (LocalPool::new(&known.driver, &known.pool), known));
+        self.known = keyed.collect();
+        self.refresh();
     }
 
-    pub(super) fn decide(&mut self, decision: Decision, now: Instant) {
-        self.record.decided = Some(decision.mechanism);
-        self.decision = Some(decision);
-        self.refresh(now);
+    /// Returns whether all claims are to be read now: a pool's slices are gone.
+    pub(super) fn awaits_claims(&self) -> bool {
+        self.withdrawn
+            .iter()
+            .any(|(key, of)| self.is_awaiting(key, of))
     }
 
-    /// Sets the pools that an operator keeps with the kubelet's device manager.
-    pub(super) fn set_disabled(&mut self, disabled: BTreeSet<LocalPool>, now: Instant) {
-        if self.disabled != disabled {
-            self.disabled = disabled;
-            self.refresh(now);
-        }
-    }
-
-    pub(super) fn set_classes(&mut self, classes: Classes, now: Instant) {
-        if self.classes != classes {
-            self.classes = classes;
-            self.refresh(now);
-        }
-    }
-
-    /// Returns the resources that need a DeviceClass, each with the first serving driver that has a pool of it.
-    pub(super) fn needs_classes(&self) -> BTreeMap<ExtendedResource, DriverName> {
-        let mut found = BTreeMap::new();
-        if self.record.decided == Some(Mechanism::Dra) {
-            for (key, resource) in self
-                .pools
-                .iter()
-                .filter(|(key, _)| !self.disabled.contains(key))
-            {
-                let Some(resource) = resource else { continue };
-                found
-                    .entry(resource.clone())
-                    .or_insert_with(|| key.driver.clone());
+    /// Takes all claims, as read after `awaits_claims`.
+    pub(super) fn claims_read(&mut self, mut claims: ClaimsOfPools) {
+        let mut withdrawn = std::mem::take(&mut self.withdrawn);
+        for (key, of) in &mut withdrawn {
+            if self.is_awaiting(key, of) {
+                of.are_claims_read = true;
+                self.claims.extend(claims.remove_entry(key));
             }
         }
-        found
+        self.withdrawn = withdrawn;
+        self.refresh();
     }
 
-    /// Sets the pools of the drivers that serve.
-    pub(super) fn set_pools(
-        &mut self,
-        pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
-        now: Instant,
-    ) {
-        self.pools = pools;
-        let records = &mut self.record.pools;
-        self.pools
-            .retain(|key, resource| resource.is_some() || records.contains_key(key));
-        for (key, resource) in &self.pools {
-            let Some(record) = records.get_mut(key) else {
-                continue;
-            };
-            match resource {
-                // A pool without a name is in slices like any other.
-                None if record.mechanism == Mechanism::Dra => drop(records.remove(key)),
-                Some(resource) if record.mechanism == Mechanism::Dra => {
-                    record.resource = resource.clone()
-                }
-                _ => {}
-            }
+    fn is_awaiting(&self, key: &LocalPool, of: &Withdrawn) -> bool {
+        let is_plugin = of.target == Mechanism::DevicePlugin;
+        is_plugin && !of.are_claims_read && self.is_carried_out(key, of)
+    }
+
+    /// Returns a claim that keeps a pool, to be followed until it has no device any more.
+    pub(super) fn claim_in_the_way(&self) -> Option<&ObjectRef> {
+        self.claims.values().flatten().next()
+    }
+
+    pub(super) fn released(&mut self, claim: &ObjectRef) {
+        for of_pool in self.claims.values_mut() {
+            of_pool.remove(claim);
         }
-        self.pools
-            .retain(|key, resource| resource.is_some() || records.contains_key(key));
-        self.refresh(now);
+        self.refresh();
     }
 
-    /// Takes the generations that are carried out, and the pools that had slices since the start of the process.
-    pub(super) fn acknowledge(
-        &mut self,
-        done: Acknowledged,
-        had_slices: &BTreeSet<LocalPool>,
-        now: Instant,
-    ) {
-        for (key, pool) in self
-            .withheld
-            .iter_mut()
-            .filter(|(_, pool)| pool.acknowledged.is_none())
+    /// Returns the record to be made durable.
+    pub(super) fn proposal(&self) -> MechanismsRecord {
+        let mut known = self.known.clone();
+        for (key, of) in self
+            .withdrawn
+            .iter()
+            .filter(|(key, of)| self.is_ready(key, of))
         {
-            pool.was_in_slices |= had_slices.contains(key);
-            let done = match pool.target {
-                Mechanism::Dra => done.kubelet,
-                Mechanism::DevicePlugin => done.slices,
-            };
-            pool.acknowledged = (done >= pool.since).then_some(now);
+            let ready = self.resource(key).map(|resource| PoolMechanism {
+                driver: key.driver.clone(),
+                pool: key.pool.clone(),
+                resource: resource.clone(),
+                mechanism: of.target,
+            });
+            known.extend(ready.map(|ready| (key.clone(), ready)));
         }
-    }
-
-    /// Returns the reads that would count if they began now.
-    pub(super) fn needs(&self, now: Instant) -> Needs {
-        let mut needs = Needs {
-            claims: self.has_claimed(),
-            ..Needs::default()
-        };
-        for (key, pool) in &self.withheld {
-            needs.node |= self.node_counts(key, pool, now);
-            needs.slices |= pool.target == Mechanism::DevicePlugin && pool.acknowledged.is_some();
-            needs.is_claims_urgent |= self.claims_count(pool, now);
-        }
-        needs.claims |= needs.is_claims_urgent;
-        needs
-    }
-
-    fn has_claimed(&self) -> bool {
-        self.record
-            .pools
-            .iter()
-            .any(|(key, record)| !record.claimed.is_empty() && self.is_offered(key))
-    }
-
-    fn node_counts(&self, key: &LocalPool, pool: &Withheld, begun: Instant) -> bool {
-        let was_plugin = self
-            .record
-            .pools
-            .get(key)
-            .is_some_and(|record| record.mechanism == Mechanism::DevicePlugin);
-        let settle = if was_plugin {
-            NODE_SETTLE
-        } else {
-            Duration::ZERO
-        };
-        pool.target == Mechanism::Dra && pool.acknowledged.is_some_and(|at| begun >= at + settle)
-    }
-
-    /// Whether a list of claims that began at `begun` shows all claims with devices of the pool.
-    fn claims_count(&self, pool: &Withheld, begun: Instant) -> bool {
-        let was_never_in_slices = self.is_new_node && !pool.was_in_slices;
-        let settle = if was_never_in_slices {
-            Duration::ZERO
-        } else {
-            SLICES_SETTLE
-        };
-        pool.target == Mechanism::DevicePlugin
-            && pool.clear.is_some_and(|clear| begun >= clear + settle)
-    }
-
-    /// Takes the extended resources that the kubelet had allocatable in a read that began at `begun`. Returns the record to commit.
-    pub(super) fn saw_node(
-        &mut self,
-        allocatable: &BTreeMap<ExtendedResource, u64>,
-        begun: Instant,
-    ) -> Option<Record> {
-        let mut next = self.record.clone();
-        let counting: Vec<_> = self
-            .withheld
-            .iter()
-            .filter(|(key, pool)| self.node_counts(key, pool, begun))
-            .collect();
-        let mut seen = BTreeMap::new();
-        for (key, _) in counting {
-            let named = self.pools.get(key).cloned().flatten();
-            let before = self
-                .record
-                .pools
-                .get(key)
-                .map(|record| record.resource.clone());
-            let of = |resource: &ExtendedResource| allocatable.get(resource).copied().unwrap_or(0);
-            let left = named.iter().chain(&before).map(of).max().unwrap_or(0);
-            seen.insert(key.clone(), left);
-            let is_unnamed = self.pools.get(key).is_some_and(Option::is_none);
-            match named.or(before) {
-                _ if left > 0 => {}
-                Some(resource) if !is_unnamed => {
-                    let (mechanism, claimed) = (Mechanism::Dra, BTreeSet::new());
-                    next.pools.insert(
-                        key.clone(),
-                        PoolRecord {
-                            resource,
-                            mechanism,
-                            claimed,
-                        },
-                    );
-                }
-                _ => drop(next.pools.remove(key)),
-            }
-        }
-        for (key, left) in seen {
-            if let Some(pool) = self.withheld.get_mut(&key) {
-                pool.allocatable = left;
-            }
-        }
-        self.proposed(next)
-    }
-
-    /// Takes the pools that have slices, of a list that began at `begun`.
-    pub(super) fn saw_slices(&mut self, published: &BTreeSet<LocalPool>, begun: Instant) {
-        for (key, pool) in &mut self.withheld {
-            if pool.target != Mechanism::DevicePlugin || pool.acknowledged.is_none() {
-                continue;
-            }
-            if published.contains(key) {
-                (pool.clear, pool.was_in_slices) = (None, true);
-            } else {
-                pool.clear.get_or_insert(begun);
-            }
-        }
-    }
-
-    /// Takes the devices that claims of the API server have, of a list that began at `begun`. Returns the record to commit.
-    pub(super) fn saw_claims(
-        &self,
-        allocated: &BTreeMap<LocalPool, BTreeSet<DeviceName>>,
-        begun: Instant,
-    ) -> Option<Record> {
-        let mut next = self.record.clone();
-        let of = |key: &LocalPool| allocated.get(key).cloned().unwrap_or_default();
-        for (key, record) in &mut next.pools {
-            let still = of(key);
-            record.claimed.retain(|device| still.contains(device));
-        }
-        for (key, _) in self
-            .withheld
-            .iter()
-            .filter(|(_, pool)| self.claims_count(pool, begun))
-        {
-            let named = self.pools.get(key).cloned().flatten();
-            let before = self
-                .record
-                .pools
-                .get(key)
-                .map(|record| record.resource.clone());
-            let Some(resource) = named.or(before) else {
-                continue;
-            };
-            let (mechanism, claimed) = (Mechanism::DevicePlugin, of(key));
-            next.pools.insert(
-                key.clone(),
-                PoolRecord {
-                    resource,
-                    mechanism,
-                    claimed,
-                },
-            );
-        }
-        self.proposed(next)
-    }
-
-    fn proposed(&self, mut next: Record) -> Option<Record> {
-        if next == self.record {
-            return None;
-        }
-        let mut surplus = next.pools.len().saturating_sub(POOLS_MAX);
-        next.pools.retain(|key, _| {
-            let is_dropped = surplus > 0 && !self.pools.contains_key(key);
+        let mut surplus = known.len().saturating_sub(POOLS_MAX);
+        known.retain(|key, _| {
+            let is_dropped = surplus > 0 && !self.inputs.pools.contains_key(key);
             surplus -= usize::from(is_dropped);
             !is_dropped
         });
-        Some(next)
-    }
-
-    /// A record that was returned is durable.
-    pub(super) fn committed(&mut self, record: Record, now: Instant) {
-        self.record = record;
-        self.refresh(now);
-    }
-
-    /// Returns pools that no mechanism has offered for long, with what they wait for.
-    pub(super) fn overdue(&self, now: Instant) -> BTreeMap<LocalPool, String> {
-        let is_long = |began: Instant| now >= began + WITHHELD_LONG;
-        let withheld = self.withheld.iter().filter(|(_, pool)| is_long(pool.began));
-        let withheld = withheld.map(|(key, pool)| (key.clone(), self.waits_for(key, pool)));
-        let undecided = self.undecided.iter().filter(|(_, began)| is_long(**began));
-        withheld
-            .chain(undecided.map(|(key, _)| (key.clone(), self.undecided().to_owned())))
-            .collect()
+        MechanismsRecord {
+            decided: self.decided(),
+            pools: known.into_values().collect(),
+        }
     }
 
     pub(super) fn mechanisms(&self) -> Mechanisms {
+        let status = |(key, offered): (&LocalPool, &Option<Mechanism>)| {
+            let status = PoolStatus {
+                resource: self.resource(key)?.clone(),
+                offered: *offered,
+                waits_for: self.waits_for(key),
+            };
+            Some((key.clone(), status))
+        };
         Mechanisms {
             generation: self.generation,
-            decision: self.decision.clone(),
-            pools: self.statuses(),
+            decision: self.inputs.decision.clone(),
+            pools: self.offered.iter().filter_map(status).collect(),
             fixed: None,
         }
     }
 
-    fn target(&self, key: &LocalPool) -> Option<Mechanism> {
-        match self.pools.get(key) {
-            Some(None) => Some(Mechanism::Dra),
-            _ if self.disabled.contains(key) => Some(Mechanism::DevicePlugin),
-            Some(Some(_)) | None => match self.record.decided? {
-                Mechanism::Dra if self.lacks_class(key) => self.without_class(key),
-                decided => Some(decided),
-            },
-        }
-    }
-
-    /// Returns whether a pool must not be offered through DRA yet. A resource that is offered so stays, whatever becomes of its class: it
-    /// would cost a withdrawal each time that the class is replaced.
-    fn lacks_class(&self, key: &LocalPool) -> bool {
-        let ready = match &self.classes {
-            Classes::NotNeeded => return false,
-            Classes::Unread => None,
-            Classes::Ready(ready) => Some(ready),
+    /// Returns the pools that are not offered as decided, or for which nothing is decided.
+    pub(super) fn waiting(&self) -> BTreeSet<LocalPool> {
+        let is_waiting = |(key, offered): &(&LocalPool, &Option<Mechanism>)| {
+            offered.is_none() || **offered != self.target(key)
         };
-        let record = self.record.pools.get(key);
-        let named = self.pools.get(key).and_then(Option::as_ref);
-        let Some(resource) = named.or(record.map(|record| &record.resource)) else {
-            return false;
+        let waiting = self.offered.iter().filter(is_waiting);
+        waiting.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Returns the resources that need a DeviceClass, each with a serving driver that has a pool of it.
+    pub(super) fn needs_classes(&self) -> BTreeMap<ExtendedResource, DriverName> {
+        let is_needed = |key: &LocalPool| {
+            self.decided() == Some(Mechanism::Dra) && !self.inputs.disabled.contains(key)
         };
-        let mut records = self.record.pools.values();
-        !ready.is_some_and(|ready| ready.contains(resource))
-            && !records
-                .any(|record| record.mechanism == Mechanism::Dra && record.resource == *resource)
-    }
-
-    /// What offers a pool without a class. Nothing does before the classes were read, unless it is offered already.
-    fn without_class(&self, key: &LocalPool) -> Option<Mechanism> {
-        let is_known = self.record.pools.contains_key(key) || self.classes != Classes::Unread;
-        is_known.then_some(Mechanism::DevicePlugin)
-    }
-
-    fn is_offered(&self, key: &LocalPool) -> bool {
-        let known = self.record.pools.get(key).map(|record| record.mechanism);
-        known.is_some() && known == self.target(key)
-    }
-
-    fn keys(&self) -> BTreeSet<LocalPool> {
-        self.record
-            .pools
-            .keys()
-            .chain(self.pools.keys())
-            .cloned()
+        // The first driver of several counts.
+        let pools = self.inputs.pools.iter().rev();
+        let pools = pools.filter(|(key, _)| is_needed(key));
+        pools
+            .filter_map(|(key, resource)| Some((resource.clone()?, key.driver.clone())))
             .collect()
     }
 
-    fn statuses(&self) -> BTreeMap<LocalPool, PoolStatus> {
-        let status = |key: LocalPool| {
-            let record = self.record.pools.get(&key);
-            let named = self.pools.get(&key).cloned().flatten();
-            let resource = named.or_else(|| record.map(|record| record.resource.clone()))?;
-            let offered = record
-                .map(|record| record.mechanism)
-                .filter(|_| self.is_offered(&key));
-            let waits_for = self
-                .withheld
-                .get(&key)
-                .map(|pool| self.waits_for(&key, pool));
-            let is_decided = self.record.decided == Some(Mechanism::Dra)
-                && self.lacks_class(&key)
-                && !self.disabled.contains(&key);
-            let waits_for = match (offered, waits_for) {
-                (Some(Mechanism::DevicePlugin), _) if is_decided => {
-                    format!(
-                        "a DeviceClass of {resource}, to be offered by {}",
-                        Mechanism::Dra
-                    )
-                }
-                (Some(_), _) => String::new(),
-                (None, Some(waits_for)) => waits_for,
-                (None, None) => self.undecided().to_owned(),
-            };
-            let claimed = record
-                .map(|record| record.claimed.clone())
-                .unwrap_or_default();
-            Some((
-                key,
-                PoolStatus {
-                    resource,
-                    offered,
-                    waits_for,
-                    claimed,
-                },
-            ))
+    fn decided(&self) -> Option<Mechanism> {
+        let decision = self.inputs.decision.as_ref();
+        decision.map(|decision| decision.mechanism)
+    }
+
+    fn known(&self, key: &LocalPool) -> Option<Mechanism> {
+        self.known.get(key).map(|known| known.mechanism)
+    }
+
+    /// Returns the mechanism that is decided for a pool; `None`: nothing is. One that needs a DeviceClass stays where it is without.
+    fn target(&self, key: &LocalPool) -> Option<Mechanism> {
+        if self.inputs.pools.get(key) == Some(&None) {
+            return Some(Mechanism::Dra);
+        }
+        if self.inputs.disabled.contains(key) {
+            return Some(Mechanism::DevicePlugin);
+        }
+        let decided = self.decided()?;
+        let has_class = match &self.inputs.classes {
+            Classes::NotNeeded => true,
+            Classes::Unread => false,
+            Classes::Ready(ready) => self.resource(key).is_some_and(|of| ready.contains(of)),
         };
-        self.keys().into_iter().filter_map(status).collect()
-    }
-
-    /// What a pool waits for whose mechanism is not decided.
-    fn undecided(&self) -> &'static str {
-        match self.record.decided {
-            None => "the versions of API server and kubelet",
-            Some(_) => "a list of the DeviceClasses",
+        match self.known(key) {
+            _ if has_class || decided == Mechanism::DevicePlugin => Some(decided),
+            None if self.inputs.classes == Classes::Unread => None,
+            known => known.or(Some(Mechanism::DevicePlugin)),
         }
     }
 
-    fn waits_for(&self, key: &LocalPool, pool: &Withheld) -> String {
-        let named = self.pools.get(key).cloned().flatten();
-        let resource = self
-            .record
+    /// Returns the mechanism that a pool has or gets now: with a device in use the one by which that was given.
+    fn goal(&self, key: &LocalPool) -> Option<Mechanism> {
+        let known = self.known(key);
+        let Some(target) = self.target(key) else {
+            return known;
+        };
+        let (here, there) = (self.is_used(key, target), self.is_used(key, other(target)));
+        match known {
+            Some(known) if here || there => Some(known),
+            None if there && !here => Some(other(target)),
+            _ => Some(target),
+        }
+    }
+
+    fn is_used(&self, key: &LocalPool, mechanism: Mechanism) -> bool {
+        let in_use = self.inputs.reported.in_use.get(key);
+        in_use.is_some_and(|by| by.contains(&mechanism))
+            || (mechanism == Mechanism::Dra && self.claims.contains_key(key))
+    }
+
+    /// Returns the mechanism that offers a pool. Slices would offer devices that the device manager gave, so they do not then.
+    fn offered(&self, key: &LocalPool) -> Option<Mechanism> {
+        let known = self.known(key)?;
+        let is_mixed = known == Mechanism::Dra && self.is_used(key, Mechanism::DevicePlugin);
+        (self.goal(key) == Some(known) && !is_mixed).then_some(known)
+    }
+
+    /// Returns whether the other mechanism has no devices of a pool any more.
+    fn is_carried_out(&self, key: &LocalPool, of: &Withdrawn) -> bool {
+        let reported = &self.inputs.reported;
+        match of.target {
+            Mechanism::Dra => reported.lists >= of.since,
+            Mechanism::DevicePlugin => {
+                reported.slices >= of.since && !reported.published.contains(key)
+            }
+        }
+    }
+
+    fn is_ready(&self, key: &LocalPool, of: &Withdrawn) -> bool {
+        self.is_carried_out(key, of)
+            && (of.are_claims_read || of.target == Mechanism::Dra)
+            && !self.is_used(key, other(of.target))
+    }
+
+    fn resource(&self, key: &LocalPool) -> Option<&ExtendedResource> {
+        let named = self.inputs.pools.get(key).and_then(Option::as_ref);
+        named.or_else(|| Some(&self.known.get(key)?.resource))
+    }
+
+    fn waits_for(&self, key: &LocalPool) -> String {
+        let (offered, target) = (self.offered(key), self.target(key));
+        let waits_for = match (target, offered, self.withdrawn.get(key)) {
+            (None, ..) if self.decided().is_none() => "the versions of API server and kubelet",
+            (None, ..) => "a list of the DeviceClasses",
+            (_, None, Some(of)) if !self.is_carried_out(key, of) => match of.target {
+                Mechanism::Dra => "the withdrawal of its devices from the kubelet's device manager",
+                Mechanism::DevicePlugin => "the deletion of its ResourceSlices",
+            },
+            (_, None, Some(of)) if self.is_awaiting(key, of) => {
+                "a list of the claims that have its devices"
+            }
+            (Some(target), offered, _) if offered != Some(target) => {
+                return format!("its devices to be free, to be offered by {target}");
+            }
+            (Some(target), ..) => return self.class_for(key, target),
+        };
+        waits_for.to_owned()
+    }
+
+    /// Returns what a pool waits for that stays a device plugin for the lack of a class.
+    fn class_for(&self, key: &LocalPool, target: Mechanism) -> String {
+        let decided = self.decided().filter(|decided| *decided != target);
+        let decided = decided.filter(|_| !self.inputs.disabled.contains(key));
+        let class = decided.zip(self.resource(key));
+        class.map_or(String::new(), |(decided, resource)| {
+            format!("a DeviceClass of {resource}, to be offered by {decided}")
+        })
+    }
+
+    /// Follows a change of the inputs, of the record or of claims.
+    pub(super) fn refresh(&mut self) {
+        self.follow_names();
+        let mut claims = std::mem::take(&mut self.claims);
+        let plugin = Some(Mechanism::DevicePlugin);
+        let is_kept = |key: &LocalPool| self.known(key) != plugin && self.target(key) == plugin;
+        claims.retain(|key, of| !of.is_empty() && is_kept(key));
+        self.claims = claims;
+        let named = self
+            .inputs
             .pools
-            .get(key)
-            .map(|record| record.resource.clone())
-            .or(named);
-        let resource = resource
-            .map(|resource| resource.to_string())
-            .unwrap_or_default();
-        match pool.target {
-            Mechanism::Dra if pool.acknowledged.is_none() => {
-                "the withdrawal of its devices from the kubelet's device manager".to_owned()
-            }
-            Mechanism::Dra if pool.allocatable > 0 => {
-                let count = pool.allocatable;
-                format!(
-                    "the Node object, which still has {count} {resource} allocatable by the kubelet's device manager"
-                )
-            }
-            Mechanism::Dra => format!("a read of the Node object without allocatable {resource}"),
-            Mechanism::DevicePlugin if pool.clear.is_none() => {
-                "the deletion of its ResourceSlices".to_owned()
-            }
-            Mechanism::DevicePlugin => "a list of the claims that have its devices".to_owned(),
-        }
-    }
-
-    /// Follows a change of what is offered.
-    fn refresh(&mut self, now: Instant) {
-        let mut withheld = std::mem::take(&mut self.withheld);
-        let mut undecided = std::mem::take(&mut self.undecided);
-        for key in self.keys() {
-            if self.is_offered(&key) {
-                continue;
-            }
-            let Some(target) = self.target(&key) else {
-                let began = undecided.remove(&key).unwrap_or(now);
-                self.undecided.insert(key, began);
-                continue;
-            };
-            let known = withheld.remove(&key);
-            // A pool that nothing was decided for is not offered already.
-            let is_shown = self
-                .offered
-                .get(&key)
-                .is_some_and(|(offered, _)| offered.is_none());
-            let since = self.generation + u64::from(!is_shown);
-            let (since, began) = known
-                .as_ref()
-                .map_or((since, now), |known| (known.since, known.began));
-            let was_in_slices = self
-                .record
-                .pools
-                .get(&key)
-                .is_some_and(|record| record.mechanism == Mechanism::Dra)
-                || known.as_ref().is_some_and(|known| known.was_in_slices);
-            let pool = known
-                .filter(|known| known.target == target)
-                .unwrap_or(Withheld {
-                    target,
-                    since,
-                    began,
-                    acknowledged: None,
-                    clear: None,
-                    was_in_slices,
-                    allocatable: 0,
-                });
-            self.withheld.insert(key, pool);
-        }
-        let statuses = self.statuses().into_iter();
-        let offered: BTreeMap<_, _> = statuses
-            .map(|(key, status)| (key, (status.offered, status.claimed)))
-            .collect();
-        if std::mem::replace(&mut self.offered, offered) != self.offered {
+            .iter()
+            .filter(|(_, resource)| resource.is_some());
+        let keys = self.known.keys().chain(named.map(|(key, _)| key));
+        let offered: BTreeMap<_, _> = keys.map(|key| (key.clone(), self.offered(key))).collect();
+        if self.offered != offered {
+            self.offered = offered;
             self.generation += 1;
         }
+        let mut before = std::mem::take(&mut self.withdrawn);
+        for (key, _) in self.offered.iter().filter(|(_, offered)| offered.is_none()) {
+            let Some(target) = self.goal(key) else {
+                continue;
+            };
+            let known = before.remove(key);
+            let since = known.as_ref().map_or(self.generation, |known| known.since);
+            let known = known.filter(|known| known.target == target);
+            let withdrawn = known.unwrap_or(Withdrawn {
+                target,
+                since,
+                are_claims_read: false,
+            });
+            self.withdrawn.insert(key.clone(), withdrawn);
+        }
+    }
+
+    /// Renames pools as their drivers do. One without a name is in slices like any other, and has no record.
+    fn follow_names(&mut self) {
+        for (key, resource) in &self.inputs.pools {
+            match (resource, self.known.get_mut(key)) {
+                (Some(resource), Some(known)) => known.resource.clone_from(resource),
+                (None, Some(known)) if known.mechanism == Mechanism::Dra => {
+                    self.known.remove(key);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn other(mechanism: Mechanism) -> Mechanism {
+    match mechanism {
+        Mechanism::Dra => Mechanism::DevicePlugin,
+        Mechanism::DevicePlugin => Mechanism::Dra,
     }
 }
 

@@ -1,19 +1,25 @@
 //! The task and the writer of slices, with an API server in memory. The bridge is played by the test; the clock is turned.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
 use serde_json::json;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::*;
 use crate::client::tests::over;
+use crate::drivers::DriverSnapshot;
 use crate::facts::Facts;
+use crate::pools::PoolNames;
 use crate::slices::{FailedDevices, SliceParts, SliceReport, SliceSettings, watch_slices};
-use nodedock_core::checkpoint;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::{self, Checkpoint};
 use nodedock_core::driver::Published;
-use nodedock_model::{Device, Inventory, Pool};
+use nodedock_model::{Device, DriverName, ExtendedResource, Inventory, Pool, ProblemCode};
 
 const NODE: &str = "node-1";
 const GPU: &str = "gpu.example.com";
@@ -59,12 +65,6 @@ fn upgrade(server: &ApiServer, minor: u32, kubelet: u32) {
     server.report_kubelet(NODE, &format!("v1.{kubelet}.0"), allocatable);
 }
 
-fn set_allocatable(server: &ApiServer, count: &str) {
-    server.edit("nodes", "", NODE, |node| {
-        node["status"]["allocatable"] = json!({ RESOURCE: count, "cpu": "4" });
-    });
-}
-
 fn claim(devices: &[&str]) -> Allocated {
     let claim = Allocated::new("default", "claim")
         .node(NODE)
@@ -86,15 +86,15 @@ struct Daemon {
 
 impl Daemon {
     async fn start(server: &Arc<ApiServer>, dir: &Path, setting: MechanismSetting) -> Self {
-        Self::start_after(server, dir, setting, &[]).await
+        Self::start_with(server, dir, setting, &[]).await
     }
 
-    /// `allocated`: devices in durable claims of the device plugin.
-    async fn start_after(
+    /// `in_use`: the mechanisms by which devices are in use.
+    async fn start_with(
         server: &Arc<ApiServer>,
         dir: &Path,
         setting: MechanismSetting,
-        allocated: &[&str],
+        in_use: &[Mechanism],
     ) -> Self {
         let devices = ["a", "b", "c"]
             .map(|name| (name.parse().unwrap(), Device::default()))
@@ -121,9 +121,9 @@ impl Daemon {
         let drivers = watch::channel(snapshot).1;
         let opened = checkpoint::open(&dir.join("checkpoint.db")).unwrap();
         let (checkpoint, record) = (opened.checkpoint, opened.dump.mechanisms);
-        let loaded = load(checkpoint.clone(), record, false).await;
+        let loaded = LoadedSwitch::new(record);
         let handle = loaded.handle();
-        handle.set_allocated(ids(allocated));
+        handle.report(|reported| reported.in_use = pools_in_use(in_use));
         let parts = SliceParts {
             failed: watch::channel(FailedDevices::default()).1,
             kube: client.clone(),
@@ -150,6 +150,7 @@ impl Daemon {
             client,
             names,
             setting,
+            checkpoint: checkpoint.clone(),
             drivers,
             conditions: conditions_of,
             tasks: tasks_of,
@@ -168,17 +169,15 @@ impl Daemon {
     }
 
     fn mechanism(&self) -> Option<Mechanism> {
-        self.handle
-            .view()
-            .mechanisms
-            .of(&driver(), &key().pool, true)
+        self.handle.mechanisms().of(&driver(), &key().pool, true)
     }
 
-    /// The bridge has replaced its lists; the device manager has these devices.
-    fn bridge(&self, allocated: &[&str]) {
-        self.handle.set_allocated(ids(allocated));
-        self.handle
-            .lists_replaced(self.handle.view().mechanisms.generation);
+    /// The bridge has replaced its lists; devices are in use by these mechanisms.
+    fn bridge(&self, in_use: &[Mechanism]) {
+        let generation = self.handle.mechanisms().generation;
+        self.handle.report(|reported| {
+            (reported.lists, reported.in_use) = (generation, pools_in_use(in_use));
+        });
     }
 
     fn problem(&self, code: ProblemCode) -> Option<String> {
@@ -190,11 +189,8 @@ impl Daemon {
     }
 }
 
-fn ids(devices: &[&str]) -> DeviceIds {
-    devices
-        .iter()
-        .map(|device| (driver(), format!("gpus/{device}")))
-        .collect()
+fn pools_in_use(by: &[Mechanism]) -> PoolsInUse {
+    [(key(), by.iter().copied().collect())].into()
 }
 
 fn published(server: &ApiServer) -> Vec<String> {
@@ -211,15 +207,15 @@ fn published(server: &ApiServer) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there() {
+async fn class_puts_its_pool_in_slices() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     let forbidden = server.fail(Fault::Status(403), When::any().resource("deviceclasses"));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
-    pass(60).await;
+    pass(5).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     let refused = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
     assert!(
-        refused.contains("the right to list deviceclasses"),
+        refused.contains("the right to list and watch deviceclasses"),
         "{refused}"
     );
     server.lift(forbidden);
@@ -232,7 +228,7 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
     assert!(missing.contains("nodedock get deviceclasses"), "{missing}");
 
     server.put(manifest(&resource(), &driver()));
-    pass(61).await;
+    pass(1).await;
     assert_eq!(daemon.problem(ProblemCode::DeviceClassMissing), None);
     assert_eq!(
         (daemon.mechanism(), published(&server)),
@@ -240,7 +236,7 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
         "the bridge has not replaced its lists"
     );
     daemon.bridge(&[]);
-    pass(60).await;
+    pass(1).await;
     assert_eq!(published(&server), ["a", "b", "c"]);
     let device = &server.list("resourceslices")[0]["spec"]["devices"][0];
     assert_eq!(
@@ -250,7 +246,7 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
     let mut another = manifest(&resource(), &driver());
     another["metadata"] = json!({ "name": "theirs" });
     server.put(another);
-    pass(601).await;
+    pass(1).await;
     let conflict = daemon.problem(ProblemCode::DeviceClassConflict).unwrap();
     assert!(conflict.contains("DeviceClass theirs"), "{conflict}");
     server.delete("deviceclasses", "", "theirs");
@@ -261,86 +257,72 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there()
             .unwrap()
             .remove("extendedResourceName");
     });
-    pass(61).await;
+    pass(1).await;
     let dropped = daemon.problem(ProblemCode::DeviceClassConflict).unwrap();
     assert!(dropped.contains("dropped"), "{dropped}");
+    assert_eq!(daemon.mechanism(), Some(Mechanism::Dra), "it stays");
     let verbs: BTreeSet<_> = server
         .requests()
         .into_iter()
         .filter(|seen| seen.full_resource().contains("deviceclasses"))
         .map(|seen| seen.verb)
         .collect();
-    assert_eq!(verbs.len(), 1, "a node only lists classes: {verbs:?}");
+    assert_eq!(verbs.into_iter().collect::<Vec<_>>(), ["list", "watch"]);
     daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices() {
+async fn pool_in_use_moves_when_free() {
     let (server, dir) = (server(36, 36).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
-    pass(5).await;
+    pass(1).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
-    daemon.bridge(&["a"]);
-    set_allocatable(&server, "3");
+    daemon.bridge(&[Mechanism::DevicePlugin]);
     upgrade(&server, 37, 36);
     pass(601).await;
-    assert_eq!(
-        daemon.mechanism(),
-        Some(Mechanism::DevicePlugin),
-        "the kubelet is older"
-    );
+    let decided = daemon.handle.mechanisms().decision.clone().unwrap();
+    assert_eq!(decided.mechanism, Mechanism::DevicePlugin, "{decided:?}");
     upgrade(&server, 37, 37);
-    pass(601).await;
-    assert_eq!(daemon.mechanism(), None);
-    daemon.bridge(&["a"]);
-    pass(60).await;
-    assert_eq!(
-        (daemon.mechanism(), published(&server).len()),
-        (None, 0),
-        "the kubelet still has them"
-    );
-    pass(300).await;
+    pass(901).await;
+    assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     let waits = daemon
         .problem(ProblemCode::ExtendedResourceWithheld)
         .unwrap();
-    assert!(waits.contains("still has 3 example.com/gpu"), "{waits}");
-    set_allocatable(&server, "0");
-    pass(31).await;
-    assert_eq!(
-        (daemon.mechanism(), published(&server)),
-        (Some(Mechanism::Dra), vec!["b".to_owned(), "c".to_owned()])
-    );
-    assert_eq!(daemon.problem(ProblemCode::ExtendedResourceWithheld), None);
+    assert!(waits.contains("its devices to be free"), "{waits}");
+    daemon.stop().await;
+
+    let in_use = [Mechanism::DevicePlugin];
+    let daemon = Daemon::start_with(&server, dir.path(), MechanismSetting::Auto, &in_use).await;
+    daemon.bridge(&in_use);
+    pass(5).await;
+    assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
+    daemon.bridge(&[]);
+    pass(1).await;
+    assert_eq!((daemon.mechanism(), published(&server).len()), (None, 0));
+    daemon.bridge(&[]);
+    pass(1).await;
+    assert_eq!(published(&server), ["a", "b", "c"]);
     daemon.stop().await;
 
     // The API server is gone when the daemon starts again: all stays as it was decided.
     let away = server.fail(Fault::Away, When::any());
-    let daemon = Daemon::start_after(&server, dir.path(), MechanismSetting::Auto, &["a"]).await;
+    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::Dra));
     pass(700).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::Dra));
     server.lift(away);
-    pass(60).await;
-    assert_eq!(
-        published(&server),
-        ["b", "c"],
-        "a pod still has it from the device manager"
-    );
-    daemon.bridge(&[]);
-    pass(5).await;
-    assert_eq!(published(&server), ["a", "b", "c"]);
     daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_way_back_waits_for_slices_and_claims() {
+async fn pool_leaves_slices_after_its_claims() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
     server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
-    pass(5).await;
+    pass(1).await;
     daemon.bridge(&[]);
-    pass(5).await;
+    pass(1).await;
     assert_eq!(published(&server).len(), 3);
     daemon.stop().await;
 
@@ -354,81 +336,60 @@ async fn the_way_back_waits_for_slices_and_claims() {
         "the slices cannot be deleted"
     );
     server.lift(refused);
-    pass(31).await;
+    let unread = server.fail(
+        Fault::Away,
+        When::any().verb("list").resource("resourceclaims"),
+    );
+    pass(400).await;
+    assert_eq!((daemon.mechanism(), published(&server).len()), (None, 0));
+    let withheld = daemon
+        .problem(ProblemCode::ExtendedResourceWithheld)
+        .unwrap();
+    assert!(withheld.contains("a list of the claims"), "{withheld}");
+    server.lift(unread);
+    pass(60).await;
     assert_eq!(
         (daemon.mechanism(), published(&server).len()),
-        (None, 0),
-        "the scheduler may still allocate one"
+        (Some(Mechanism::Dra), 3),
+        "a claim has a device"
     );
-    pass(60).await;
-    assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
-    let claimed = |daemon: &Daemon| {
-        let is_claimed = |device: &&str| {
-            daemon.handle.view().mechanisms.is_claimed(
-                &driver(),
-                &key().pool,
-                &device.parse().unwrap(),
-            )
-        };
-        ["a", "b", "c"]
-            .into_iter()
-            .filter(is_claimed)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(claimed(&daemon), ["b"]);
-    daemon.stop().await;
-    let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin).await;
-    assert_eq!(claimed(&daemon), ["b"], "after a restart as well");
-    server.deallocate_claim("default", "claim");
-    pass(601).await;
-    assert_eq!(claimed(&daemon), Vec::<&str>::new());
     server.forget_requests();
-    pass(300).await;
-    let lists = server
-        .requests()
-        .into_iter()
-        .filter(|seen| seen.full_resource() == "resourceclaims");
-    assert_eq!(lists.count(), 0, "claims are listed during a switch only");
+    pass(3600).await;
+    let lists = |server: &ApiServer| {
+        let claims = server.requests().into_iter();
+        let claims = claims.filter(|seen| seen.full_resource() == "resourceclaims");
+        let all = claims.filter(|seen| seen.verb == "list" && seen.namespace.is_empty());
+        all.count()
+    };
+    assert_eq!(lists(&server), 0, "the one claim is watched");
+    server.deallocate_claim("default", "claim");
+    pass(1).await;
+    assert_eq!(
+        (daemon.mechanism(), published(&server).len()),
+        (Some(Mechanism::DevicePlugin), 0)
+    );
+    assert_eq!(lists(&server), 1);
+    assert_eq!(daemon.problem(ProblemCode::ExtendedResourceWithheld), None);
     daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_offered_on_a_new_node_before_the_cluster_was_read() {
+async fn nothing_is_offered_before_first_read() {
     let (server, dir) = (server(37, 36).await, tempfile::tempdir().unwrap());
     let away = server.fail(Fault::Away, When::any());
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto).await;
-    pass(60).await;
-    let mechanisms = daemon.handle.view().mechanisms;
+    pass(400).await;
+    let mechanisms = daemon.handle.mechanisms();
     assert_eq!((daemon.mechanism(), &mechanisms.decision), (None, &None));
-    let status = mechanisms.pools[&key()].clone();
-    assert_eq!(status.waits_for, "the versions of API server and kubelet");
+    let undecided = daemon
+        .problem(ProblemCode::ExtendedResourceWithheld)
+        .unwrap();
+    assert!(
+        undecided.contains("the versions of API server and kubelet"),
+        "{undecided}"
+    );
     server.lift(away);
     pass(60).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
     daemon.stop().await;
-}
-
-#[tokio::test]
-async fn a_node_is_new_only_without_a_record_and_while_the_checkpoint_takes_writes() {
-    let dir = tempfile::tempdir().unwrap();
-    let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
-    let checkpoint = opened.checkpoint;
-    let is_new = async |record, is_unreadable| {
-        load(checkpoint.clone(), record, is_unreadable)
-            .await
-            .switch
-            .is_new_node
-    };
-    assert!(!is_new(None, true).await, "a record is unreadable");
-    let stored = || checkpoint::read(&dir.path().join("checkpoint.db")).unwrap();
-    assert_eq!(stored().mechanisms, None);
-    assert!(is_new(None, false).await);
-    let record = stored().mechanisms;
-    assert_eq!(record, Some(MechanismsRecord::default()));
-    assert!(!is_new(record, false).await);
-    checkpoint.close().await;
-    assert!(
-        !is_new(None, false).await,
-        "the next start would not know that slices were written"
-    );
 }

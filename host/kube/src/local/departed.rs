@@ -25,11 +25,11 @@ const WIPE_DELAY: Duration = Duration::from_secs(30);
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Which slices are to be deleted when.
+/// Schedule of the slices to be deleted.
 struct Wipes {
     connected: BTreeSet<DriverName>,
     due: BTreeMap<DriverName, Instant>,
-    /// Of the drivers that are not connected and have no time of their own. None: done.
+    /// Time for the drivers that are not connected and have no time of their own. None: done.
     of_start: Option<Instant>,
 }
 
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slices_go_thirty_seconds_after_the_last_connection_to_their_driver() {
+    async fn slices_expire_after_driver_disconnects() {
         let machine = Machine::new(&["a.dev", "b.dev"]).await;
         let all = ["a", "b", "b-elsewhere", "ours"];
         assert_eq!(machine.after(100).await, all);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn slices_of_drivers_that_do_not_come_after_a_start_go_once_although_the_server_fails() {
+    async fn absent_drivers_slices_are_deleted_once() {
         let machine = Machine::new(&[]).await;
         machine.connect(&["a.dev"]);
         machine.after(25).await;

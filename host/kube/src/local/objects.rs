@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 pub(super) type Key = (String, String);
 
 #[derive(Debug)]
-pub(super) enum Seen<K> {
+pub(super) enum ObjectEvent<K> {
     Is(Arc<K>),
     Gone(Key),
     /// There are no others, but those of a later version than these.
@@ -27,11 +27,11 @@ pub(super) enum Seen<K> {
 
 #[derive(Debug)]
 pub(super) enum Change {
-    Claim(Seen<ResourceClaim>),
-    Class(Seen<DeviceClass>),
-    Slice(Seen<ResourceSlice>),
-    Pod(Seen<Pod>),
-    Node(Seen<Node>),
+    Claim(ObjectEvent<ResourceClaim>),
+    Class(ObjectEvent<DeviceClass>),
+    Slice(ObjectEvent<ResourceSlice>),
+    Pod(ObjectEvent<Pod>),
+    Node(ObjectEvent<Node>),
 }
 
 pub(super) fn key(object: &impl ResourceExt) -> Key {
@@ -54,7 +54,10 @@ fn all<K: Resource<DynamicType = ()>>(client: &kube::Client) -> Api<DynamicObjec
     Api::all_with(client.clone(), &ApiResource::erase::<K>(&()))
 }
 
-fn watched<K>(api: Api<DynamicObject>, of: fn(Seen<K>) -> Change) -> BoxStream<'static, Change>
+fn watched<K>(
+    api: Api<DynamicObject>,
+    of: fn(ObjectEvent<K>) -> Change,
+) -> BoxStream<'static, Change>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -77,9 +80,9 @@ where
                 newest = newest.max(version(&object));
                 Some(parsed(object))
             }
-            Ok(Event::InitDone) => Some(Seen::Only(std::mem::take(&mut listed), newest)),
+            Ok(Event::InitDone) => Some(ObjectEvent::Only(std::mem::take(&mut listed), newest)),
             Ok(Event::Apply(object)) => Some(parsed(object)),
-            Ok(Event::Delete(object)) => Some(Seen::Gone(key(&object))),
+            Ok(Event::Delete(object)) => Some(ObjectEvent::Gone(key(&object))),
         };
         std::future::ready(seen.map(of))
     });
@@ -87,13 +90,13 @@ where
 }
 
 /// An object that this release cannot read is none to it, and holds up no other.
-fn parsed<K: Resource + Clone + Debug + DeserializeOwned>(object: DynamicObject) -> Seen<K> {
+fn parsed<K: Resource + Clone + Debug + DeserializeOwned>(object: DynamicObject) -> ObjectEvent<K> {
     let key = key(&object);
     match object.try_parse() {
-        Ok(object) => Seen::Is(Arc::new(object)),
+        Ok(object) => ObjectEvent::Is(Arc::new(object)),
         Err(error) => {
             tracing::warn!(?key, %error, "an object of the local API is left out");
-            Seen::Gone(key)
+            ObjectEvent::Gone(key)
         }
     }
 }

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_cannot_be_watched_now_is_watched_later_and_one_elsewhere_never() {
+    async fn process_watch_retries_unless_elsewhere() {
         let attempts = AtomicU32::new(0);
         let failing = || {
             std::future::ready(match attempts.fetch_add(1, Relaxed) {

@@ -1,4 +1,4 @@
-//! What is known of the local API's objects, and what is to be done next. Pure: events in, steps out.
+//! Known objects of the local API, and the next steps for them. Pure: events in, steps out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use nodedock_allocator::allocate::{
 
 use uuid::Uuid;
 
-use super::objects::{Change, Key, Seen, key, version};
+use super::objects::{Change, Key, ObjectEvent, key, version};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
 
@@ -26,44 +26,26 @@ pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The name of a pod's claim on the ResourceClaim that was made for it.
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
-/// What the node has prepared, beside the objects.
+/// Claims that the node has prepared, as opposed to the objects of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeUse {
     /// UIDs of pods that have prepared claims.
     pub pods: BTreeSet<String>,
     /// UIDs of claims that are prepared or on the way, with their devices under the names that slices have.
     pub claims: BTreeMap<String, AllocationResult>,
-    /// What these claims keep from others.
+    /// Devices and hardware that these claims keep from others, by the UID of the claim.
     pub holds: BTreeMap<String, Vec<Hold>>,
 }
 
 impl NodeUse {
-    /// Of the claims that a node has, with the names of pools that slices have.
+    /// Collects the claims that a node has, with the names of pools that slices have.
     pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
-        let device =
-            |record: &ClaimRecord, device: &AllocatedDevice| DeviceRequestAllocationResult {
-                request: device.request.clone(),
-                driver: device.driver.to_string(),
-                pool: pools
-                    .published_in(record, &device.driver, &device.pool)
-                    .to_string(),
-                device: device.device.to_string(),
-                admin_access: device.admin_access.then_some(true),
-                share_id: device.share_id.clone(),
-                consumed_capacity: (!device.consumed.is_empty()).then(|| {
-                    let consumed = device.consumed.iter();
-                    consumed
-                        .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
-                        .collect()
-                }),
-                ..DeviceRequestAllocationResult::default()
-            };
-        let claim = |record: &Arc<ClaimRecord>| {
+        let claims = records.iter().map(|record| {
             let results = record
                 .allocation
                 .devices
                 .iter()
-                .map(|of| device(record, of))
+                .map(|of| device_result(record, of, pools))
                 .collect();
             let devices = DeviceAllocationResult {
                 config: None,
@@ -74,14 +56,14 @@ impl NodeUse {
                 ..AllocationResult::default()
             };
             (record.id.uid.to_string(), allocation)
-        };
+        });
         Self {
             pods: records
                 .iter()
                 .flat_map(|record| record.pods.keys())
                 .map(ToString::to_string)
                 .collect(),
-            claims: records.iter().map(claim).collect(),
+            claims: claims.collect(),
             holds: records
                 .iter()
                 .map(|record| (record.id.uid.to_string(), record.holds.clone()))
@@ -90,10 +72,34 @@ impl NodeUse {
     }
 }
 
+fn device_result(
+    record: &ClaimRecord,
+    device: &AllocatedDevice,
+    pools: &NodePools,
+) -> DeviceRequestAllocationResult {
+    DeviceRequestAllocationResult {
+        request: device.request.clone(),
+        driver: device.driver.to_string(),
+        pool: pools
+            .published_in(record, &device.driver, &device.pool)
+            .to_string(),
+        device: device.device.to_string(),
+        admin_access: device.admin_access.then_some(true),
+        share_id: device.share_id.clone(),
+        consumed_capacity: (!device.consumed.is_empty()).then(|| {
+            let consumed = device.consumed.iter();
+            consumed
+                .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
+                .collect()
+        }),
+        ..DeviceRequestAllocationResult::default()
+    }
+}
+
 /// A pod for which claims are about to be prepared, by UID, with its name.
 pub(super) type Reservations = BTreeMap<Key, BTreeMap<String, String>>;
 
-/// What is to be done.
+/// Step to be taken.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step {
     /// Make the object of this node again.
@@ -129,7 +135,7 @@ struct Known {
     refused: Option<(u64, Arc<NotAllocated>)>,
 }
 
-pub(super) struct State {
+pub(super) struct LocalClaimsState {
     node: NodeRef,
     slices: BTreeMap<Key, Arc<ResourceSlice>>,
     classes: BTreeMap<Key, Arc<DeviceClass>>,
@@ -179,7 +185,7 @@ fn is_over(pod: &Pod) -> bool {
     is_ending(pod) || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-impl State {
+impl LocalClaimsState {
     pub(super) fn new(node: NodeRef) -> Self {
         Self {
             node,
@@ -202,51 +208,51 @@ impl State {
 
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Claim(Seen::Is(claim)) => self.put_claim(claim),
-            Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
-            Change::Claim(Seen::Only(keys, newest)) => {
+            Change::Claim(ObjectEvent::Is(claim)) => self.put_claim(claim),
+            Change::Claim(ObjectEvent::Gone(key)) => self.remove_claim(&key),
+            Change::Claim(ObjectEvent::Only(keys, newest)) => {
                 // One that was made since is in no list from before.
-                let is_gone = |(key, known): &(&Key, &Known)| {
-                    !keys.contains(*key) && version(&*known.claim) <= newest
-                };
                 let gone: Vec<_> = self
                     .claims
                     .iter()
-                    .filter(is_gone)
+                    .filter(|(key, known)| !keys.contains(*key) && version(&*known.claim) <= newest)
                     .map(|(key, _)| key.clone())
                     .collect();
                 gone.iter().for_each(|key| self.remove_claim(key));
                 self.unlisted.remove("claims");
             }
             Change::Class(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "classes"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "classes"
+                    } else {
+                        ""
+                    });
                 put(&mut self.classes, seen);
                 self.shown += 1;
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "slices"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "slices"
+                    } else {
+                        ""
+                    });
                 put(&mut self.slices, seen);
                 self.inventory = None;
                 self.epoch += 1;
             }
             Change::Pod(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(..)) {
-                    "pods"
-                } else {
-                    ""
-                });
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "pods"
+                    } else {
+                        ""
+                    });
                 put(&mut self.pods, seen);
             }
-            Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
+            Change::Node(ObjectEvent::Is(node)) if node.name_any() == self.node.name => {
                 self.has_node = true;
                 let labels = node.labels().clone();
                 if labels != self.node.labels {
@@ -255,8 +261,10 @@ impl State {
                     self.epoch += 1;
                 }
             }
-            Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
-            Change::Node(Seen::Only(keys, _)) => {
+            Change::Node(ObjectEvent::Gone((_, name))) if name == self.node.name => {
+                self.has_node = false
+            }
+            Change::Node(ObjectEvent::Only(keys, _)) => {
                 self.has_node = keys.iter().any(|(_, name)| *name == self.node.name);
                 self.unlisted.remove("nodes");
             }
@@ -384,14 +392,17 @@ impl State {
         }
     }
 
-    /// Whether others have what a claim is allocated, and it is not prepared: a prepare said so, or a prepared claim has its hardware, which was
-    /// not known when it was allocated.
+    /// Returns whether a claim that is not prepared is allocated something that others have: a prepare was refused for it, or a prepared
+    /// claim has its hardware, which was not known when it was allocated.
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
-        let is_prepared = |uid: &str| self.node_use.claims.contains_key(uid);
+        let prepared = &self.node_use.claims;
         claim.uid().is_some_and(|uid| {
-            let is_taken =
-                || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
-            !is_prepared(&uid) && is_taken()
+            !prepared.contains_key(&uid)
+                && (self.refused.contains(&uid)
+                    || self
+                        .in_use
+                        .in_the_way(&uid)
+                        .any(|other| prepared.contains_key(other)))
         })
     }
 
@@ -406,14 +417,15 @@ impl State {
 
     /// Why a claim is not allocated.
     pub(super) fn refusals(&self) -> BTreeMap<Key, Arc<NotAllocated>> {
-        let refused =
-            |(key, known): (&Key, &Known)| Some((key.clone(), known.refused.as_ref()?.1.clone()));
-        self.claims.iter().filter_map(refused).collect()
+        self.claims
+            .iter()
+            .filter_map(|(key, known)| Some((key.clone(), known.refused.as_ref()?.1.clone())))
+            .collect()
     }
 
-    /// What is to be done now, in this order. Nothing before everything was listed once.
+    /// Returns the steps to be taken now, in this order. There are none before everything was listed once.
     ///
-    /// Claims that had too many combinations are tried behind all others, one at a time, so that their searches hold up no other claim.
+    /// Claims that had too many combinations are tried after all others, one at a time, so that their searches delay no other claim.
     pub(super) fn steps(&self, reservations: &Reservations) -> Vec<Step> {
         if !self.unlisted.is_empty() {
             return Vec::new();
@@ -469,7 +481,7 @@ impl State {
         steps
     }
 
-    /// Whether a claim may still be released, as it was decided.
+    /// Returns whether a claim may still be released, as it was decided.
     pub(super) fn may_release(&self, claim: &ResourceClaim, reservations: &Reservations) -> bool {
         let key = key(claim);
         self.is_unused(
@@ -503,15 +515,17 @@ impl State {
         for pod in pods.filter(|pod| !is_over(pod) && self.uses(pod, &key.1)) {
             users.extend(pod.uid().map(|uid| (uid, pod.name_any())));
         }
-        let has_pod = |uid: &str| self.node_use.pods.contains(uid) || users.contains_key(uid);
-        let stays = |consumer: &&ResourceClaimConsumerReference| {
+        let kept = consumers(claim).iter().filter(|consumer| {
             // What is no pod is released by who reserved it.
-            consumer.resource != "pods" || has_pod(&consumer.uid)
-        };
-        let mut wanted: Vec<_> = consumers(claim).iter().filter(stays).cloned().collect();
+            consumer.resource != "pods"
+                || self.node_use.pods.contains(&consumer.uid)
+                || users.contains_key(&consumer.uid)
+        });
+        let mut wanted: Vec<_> = kept.cloned().collect();
         // The server takes no new consumer of a claim that is being deleted, but one that prepares it keeps it.
-        let is_reserving = |uid: &String| reserving.is_some_and(|pods| pods.contains_key(uid));
-        users.retain(|uid, _| !is_ending(claim) || is_reserving(uid));
+        users.retain(|uid, _| {
+            !is_ending(claim) || reserving.is_some_and(|pods| pods.contains_key(uid))
+        });
         for (uid, name) in users {
             if !wanted.iter().any(|consumer| consumer.uid == uid) {
                 let resource = "pods".to_owned();
@@ -526,7 +540,7 @@ impl State {
         wanted
     }
 
-    /// Whether a pod uses the claim of that name.
+    /// Returns whether a pod uses the claim of that name.
     fn uses(&self, pod: &Pod, claim: &str) -> bool {
         let references = pod
             .spec
@@ -690,17 +704,16 @@ impl Allocation {
             claim,
             now,
         } = self;
-        let class = |name: &str| classes.get(&(String::new(), name.to_owned())).cloned();
-        let mut share_ids = || Uuid::new_v4().to_string();
+
         let bounds = Bounds::default();
         let result = allocate(
             &inventory,
             &in_use,
-            &class,
+            &|name| classes.get(&(String::new(), name.to_owned())).cloned(),
             &claim,
             &bounds,
             now,
-            &mut share_ids,
+            &mut || Uuid::new_v4().to_string(),
         );
         Allocated {
             in_use,
@@ -710,11 +723,11 @@ impl Allocation {
     }
 }
 
-fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: Seen<K>) {
+fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: ObjectEvent<K>) {
     match seen {
-        Seen::Is(object) => drop(objects.insert(key(&*object), object)),
-        Seen::Gone(key) => drop(objects.remove(&key)),
-        Seen::Only(keys, newest) => {
+        ObjectEvent::Is(object) => drop(objects.insert(key(&*object), object)),
+        ObjectEvent::Gone(key) => drop(objects.remove(&key)),
+        ObjectEvent::Only(keys, newest) => {
             objects.retain(|key, object| keys.contains(key) || version(&**object) > newest);
         }
     }

@@ -13,12 +13,14 @@ use nodedock_allocator::allocate::{NodeRef, NotAllocated, NotAllocatedKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::objects::{Change, Key, Seen, key};
-use super::state::{FINALIZER, NodeUse, POD_CLAIM, Reservations, State, Step, allocation};
+use super::objects::{Change, Key, ObjectEvent, key};
+use super::state::{
+    FINALIZER, LocalClaimsState, NodeUse, POD_CLAIM, Reservations, Step, allocation,
+};
 
 /// The objects, and what the node has prepared.
 struct Machine {
-    state: State,
+    state: LocalClaimsState,
     version: u64,
     claims: BTreeMap<Key, ResourceClaim>,
     pods: BTreeMap<Key, Pod>,
@@ -26,7 +28,7 @@ struct Machine {
     reservations: Reservations,
 }
 
-impl State {
+impl LocalClaimsState {
     fn allocated(
         &mut self,
         claim: &Arc<ResourceClaim>,
@@ -58,7 +60,7 @@ fn devices(result: &AllocationResult) -> Vec<String> {
 impl Machine {
     fn new(devices: usize) -> Self {
         let mut machine = Self {
-            state: State::new(NodeRef {
+            state: LocalClaimsState::new(NodeRef {
                 name: "n".into(),
                 labels: BTreeMap::new(),
             }),
@@ -72,40 +74,41 @@ impl Machine {
         machine
     }
 
-    /// What a start lists.
+    /// Applies the lists of a start.
     fn list(&mut self, devices: usize) {
         let names: Vec<_> = (0..devices)
             .map(|index| json!({ "name": format!("d{index}") }))
             .collect();
         self.put_devices(&json!(names));
         let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
-        self.state.apply(Change::Slice(Seen::Only(
+        self.state.apply(Change::Slice(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "s".to_owned())]),
             u64::MAX,
         )));
         self.state
-            .apply(Change::Class(Seen::Is(Arc::new(of(class)))));
-        self.state.apply(Change::Class(Seen::Only(
+            .apply(Change::Class(ObjectEvent::Is(Arc::new(of(class)))));
+        self.state.apply(Change::Class(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "any".to_owned())]),
             u64::MAX,
         )));
         for claim in self.claims.values() {
             self.state
-                .apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
+                .apply(Change::Claim(ObjectEvent::Is(Arc::new(claim.clone()))));
         }
-        self.state.apply(Change::Claim(Seen::Only(
+        self.state.apply(Change::Claim(ObjectEvent::Only(
             self.claims.keys().cloned().collect(),
             u64::MAX,
         )));
         self.state
-            .apply(Change::Pod(Seen::Only(BTreeSet::new(), u64::MAX)));
+            .apply(Change::Pod(ObjectEvent::Only(BTreeSet::new(), u64::MAX)));
         for pod in self.pods.values() {
             self.state
-                .apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
+                .apply(Change::Pod(ObjectEvent::Is(Arc::new(pod.clone()))));
         }
         let node = json!({ "metadata": { "name": "n" } });
-        self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
-        self.state.apply(Change::Node(Seen::Only(
+        self.state
+            .apply(Change::Node(ObjectEvent::Is(Arc::new(of(node)))));
+        self.state.apply(Change::Node(ObjectEvent::Only(
             BTreeSet::from([(String::new(), "n".to_owned())]),
             u64::MAX,
         )));
@@ -116,10 +119,10 @@ impl Machine {
         let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
             "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": devices } });
         self.state
-            .apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
+            .apply(Change::Slice(ObjectEvent::Is(Arc::new(of(slice)))));
     }
 
-    /// As an allocation that ended so.
+    /// Refuses a claim, as after an allocation that ended with `kind`.
     fn refuse(&mut self, claim: &str, kind: NotAllocatedKind) {
         let claim = Arc::new(self.claims[&name(claim)].clone());
         let refusal = NotAllocated {
@@ -137,7 +140,7 @@ impl Machine {
     }
 
     fn restart(&mut self, devices: usize) {
-        self.state = State::new(NodeRef {
+        self.state = LocalClaimsState::new(NodeRef {
             name: "n".into(),
             labels: BTreeMap::new(),
         });
@@ -151,7 +154,8 @@ impl Machine {
         let protected = !claim.finalizers().is_empty();
         if claim.metadata.deletion_timestamp.is_some() && !protected {
             self.claims.remove(&key(&claim));
-            self.state.apply(Change::Claim(Seen::Gone(key(&claim))));
+            self.state
+                .apply(Change::Claim(ObjectEvent::Gone(key(&claim))));
             return;
         }
         self.claims.insert(key(&claim), claim.clone());
@@ -184,7 +188,7 @@ impl Machine {
         }
     }
 
-    /// As the node prepares an allocated claim for a pod.
+    /// Prepares an allocated claim for a pod, as the node does.
     fn prepare(&mut self, claim: &str) {
         let Some(claim) = self.claims.get(&name(claim)) else {
             return;
@@ -225,7 +229,8 @@ impl Machine {
         match step {
             Step::MakeNode => {
                 let node = json!({ "metadata": { "name": "n" } });
-                self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
+                self.state
+                    .apply(Change::Node(ObjectEvent::Is(Arc::new(of(node)))));
             }
             Step::Make { pod, claim } => {
                 let made = format!("{}-{}-x", pod.name_any(), claim.name);
@@ -276,7 +281,8 @@ impl Machine {
 
     fn put_pod(&mut self, pod: Pod) {
         self.pods.insert(key(&pod), pod.clone());
-        self.state.apply(Change::Pod(Seen::Is(Arc::new(pod))));
+        self.state
+            .apply(Change::Pod(ObjectEvent::Is(Arc::new(pod))));
     }
 
     fn devices(&self, claim: &str) -> Option<Vec<String>> {
@@ -299,7 +305,7 @@ impl Machine {
 }
 
 #[test]
-fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are_deleted() {
+fn claims_are_allocated_in_creation_order() {
     let mut machine = Machine::new(1);
     // Names sort the other way.
     for claim in ["c", "b", "a"] {
@@ -333,7 +339,7 @@ fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are
 }
 
 #[test]
-fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
+fn deleted_prepared_claim_keeps_devices() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
@@ -354,7 +360,7 @@ fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
 }
 
 #[test]
-fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
+fn device_prepared_outside_api_is_unavailable() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
@@ -375,7 +381,7 @@ fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
 }
 
 #[test]
-fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
+fn claim_is_reserved_for_its_pods() {
     let mut machine = Machine::new(2);
     machine.create("a", 1);
     machine.reservations.insert(
@@ -407,7 +413,7 @@ fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
 }
 
 #[test]
-fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
+fn deleted_claim_gets_no_new_consumer() {
     let mut machine = Machine::new(1);
     let pod = |name: &str| {
         of::<Pod>(
@@ -423,7 +429,9 @@ fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
     machine.settle();
     assert_eq!(machine.consumers("a"), ["one/one"]);
     machine.pods.remove(&name("one"));
-    machine.state.apply(Change::Pod(Seen::Gone(name("one"))));
+    machine
+        .state
+        .apply(Change::Pod(ObjectEvent::Gone(name("one"))));
     // One that is about to prepare it keeps it.
     let claim = Arc::new(machine.claims[&name("a")].clone());
     let reserving = BTreeMap::from([(
@@ -436,18 +444,18 @@ fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
 }
 
 #[test]
-fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
+fn claim_created_during_list_is_kept() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.settle();
     let before = machine.version;
     machine.create("b", 1);
-    machine.state.apply(Change::Claim(Seen::Only(
+    machine.state.apply(Change::Claim(ObjectEvent::Only(
         BTreeSet::from([name("a")]),
         before,
     )));
     assert_eq!(machine.state.claims().count(), 2);
-    machine.state.apply(Change::Claim(Seen::Only(
+    machine.state.apply(Change::Claim(ObjectEvent::Only(
         BTreeSet::from([name("a")]),
         machine.version,
     )));
@@ -455,7 +463,7 @@ fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
 }
 
 #[test]
-fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
+fn waiting_claim_retries_on_relevant_changes() {
     let mut machine = Machine::new(1);
     machine.create("a", 1);
     machine.create("b", 1);
@@ -472,7 +480,7 @@ fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
 
 /// A selector that fails for a device without the attribute says nothing about devices in use: one that is freed may fit.
 #[test]
-fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_another_is_freed() {
+fn freed_device_retries_failed_selector() {
     let mut machine = Machine::new(2);
     let devices = json!([{ "name": "d0", "attributes": { "index": { "int": 0 } } }, { "name": "d1", "attributes": {} }]);
     machine.put_devices(&devices);
@@ -506,7 +514,7 @@ fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_an
 }
 
 #[test]
-fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behind_all_others() {
+fn complex_claims_are_retried_last() {
     let mut machine = Machine::new(1);
     for claim in ["complex", "other", "a"] {
         machine.create(claim, 1);
@@ -540,7 +548,7 @@ fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behin
 }
 
 #[test]
-fn a_pod_gets_a_claim_of_its_template_once() {
+fn pod_gets_one_claim_per_template() {
     let mut machine = Machine::new(2);
     let pod = json!({ "metadata": { "name": "web", "namespace": "default", "uid": "u" },
         "spec": { "containers": [], "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": "t" }] } });
@@ -564,18 +572,19 @@ fn a_pod_gets_a_claim_of_its_template_once() {
 }
 
 #[test]
-fn the_object_of_the_node_is_made_again() {
+fn deleted_node_object_is_created_again() {
     let mut machine = Machine::new(1);
     assert!(machine.state.steps(&Reservations::new()).is_empty());
-    machine
-        .state
-        .apply(Change::Node(Seen::Gone((String::new(), "n".to_owned()))));
+    machine.state.apply(Change::Node(ObjectEvent::Gone((
+        String::new(),
+        "n".to_owned(),
+    ))));
     assert_eq!(machine.state.steps(&Reservations::new()), [Step::MakeNode]);
 }
 
 #[test]
-fn nothing_is_decided_before_everything_was_listed() {
-    let mut state = State::new(NodeRef::default());
+fn nothing_is_decided_before_first_list() {
+    let mut state = LocalClaimsState::new(NodeRef::default());
     let claim = json!({ "metadata": { "name": "a", "namespace": "default", "uid": "u" },
         "spec": { "devices": { "requests": [] } } });
     state.put_claim(Arc::new(of(claim)));
@@ -604,7 +613,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn no_device_is_in_two_claims_and_no_claim_waits_for_free_devices(events in prop::collection::vec(event(), 1..60)) {
+    fn devices_are_never_shared_or_wasted(events in prop::collection::vec(event(), 1..60)) {
         const DEVICES: usize = 4;
         let mut machine = Machine::new(DEVICES);
         for event in events {

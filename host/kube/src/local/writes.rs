@@ -12,8 +12,8 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::ensure_node;
-use super::objects::{Change, Seen};
-use super::state::{FINALIZER, POD_CLAIM, State, Step};
+use super::objects::{Change, ObjectEvent};
+use super::state::{FINALIZER, LocalClaimsState, POD_CLAIM, Step};
 use crate::client::{ApiError, ErrorKind, KubeClient};
 use nodedock_model::ObjectName;
 
@@ -33,7 +33,11 @@ impl Writes {
     }
 
     /// Writes what a step says, and lets the state know.
-    pub(super) async fn take(&self, step: Step, state: &mut State) -> Result<(), ApiError> {
+    pub(super) async fn take(
+        &self,
+        step: Step,
+        state: &mut LocalClaimsState,
+    ) -> Result<(), ApiError> {
         let written = match step {
             Step::MakeNode => {
                 ensure_node(&self.kube, &self.node).await?;
@@ -42,7 +46,7 @@ impl Writes {
             Step::Make { pod, claim } => self.make(&pod, &claim).await?,
             Step::Name { pod, claims } => {
                 let pod = self.name(&pod, &claims).await?;
-                state.apply(Change::Pod(Seen::Is(Arc::new(pod))));
+                state.apply(Change::Pod(ObjectEvent::Is(Arc::new(pod))));
                 None
             }
             Step::Reserve { claim, consumers } => {
@@ -194,7 +198,7 @@ impl Writes {
     async fn allocate(
         &self,
         claim: Arc<ResourceClaim>,
-        state: &mut State,
+        state: &mut LocalClaimsState,
     ) -> Result<Option<ResourceClaim>, ApiError> {
         let allocation = state.begin_allocation(&claim, Timestamp::now());
         // A search takes up to a second, and may not hold up the thread of other tasks.

@@ -1,12 +1,13 @@
-//! Whether a claim that is held for a kubelet is still needed, by what the API server said; and for how long it has not been. Pure.
+//! Decision whether a claim that is held for a kubelet is still needed, by the answers of the API server, and for how long it has not been
+//! needed. Pure.
 //!
-//! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or
-//! that names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. What
-//! is not known counts as use.
+//! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or that
+//! names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. An unknown
+//! state counts as use.
 //!
 //! A claim can be reserved for a group of pods instead of for each of them. A pod has the name of its group and not its UID, so a pod of
 //! this node counts for every group of that name. Any pod of the group may be bound to this node at any time: while the claim is reserved
-//! for the group, or for any other consumer that is not a pod, it is used, whatever pods there are.
+//! for the group, or for any other consumer that is not a pod, it is used, regardless of the pods that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +36,7 @@ pub(crate) struct NodePod {
     pub claims: Vec<ObjectName>,
 }
 
-/// Whether all containers of a pod of this phase have ended for good.
+/// Returns whether all containers of a pod of this phase have ended for good.
 pub(super) fn is_finished(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
@@ -74,22 +75,21 @@ impl Why {
     }
 }
 
-/// Whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
+/// Returns whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
 pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
     pods.iter()
         .any(|pod| !pod.finished && (is_among(pod, held, &held.consumers) || names(pod, held)))
 }
 
-/// Whether a claim that has these consumers is reserved for the pod, or for its group.
+/// Returns whether a claim that has these consumers is reserved for the pod, or for its group.
 fn is_among(pod: &NodePod, held: &KubeletClaim, consumers: &[Consumer]) -> bool {
     let group = pod
         .group
         .as_ref()
         .filter(|_| pod.namespace == held.claim.namespace);
-    let is_group = |consumer: &Consumer| group.is_some_and(|group| consumer.is_pod_group(group));
-    consumers
-        .iter()
-        .any(|consumer| consumer.uid == pod.uid || is_group(consumer))
+    consumers.iter().any(|consumer| {
+        consumer.uid == pod.uid || group.is_some_and(|group| consumer.is_pod_group(group))
+    })
 }
 
 fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
@@ -118,40 +118,39 @@ pub(super) fn abandoned(
     pods: &[NodePod],
     elsewhere: &BTreeSet<Uid>,
 ) -> Option<Why> {
-    let is_live =
-        |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
+    let mut live = pods.iter().filter(|pod| !pod.finished);
+    let is_named = live.clone().any(|pod| names(pod, held));
     let (why, is_used) = match state {
         ClaimState::Unknown => return None,
-        ClaimState::Gone => (Why::Gone, is_live(&|pod| names(pod, held))),
+        ClaimState::Gone => (Why::Gone, is_named),
         // A pod that names it means the new one only where that is reserved for it.
         ClaimState::Replaced { reserved_for } => (
             Why::Replaced,
-            is_live(&|pod| names(pod, held) && !is_among(pod, held, reserved_for)),
+            live.clone()
+                .any(|pod| names(pod, held) && !is_among(pod, held, reserved_for)),
         ),
         ClaimState::Present { reserved_for } => {
-            let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid)
-            {
-                Some(pod) => !pod.finished,
-                // Of other consumers it is not known whether they are on this node.
-                None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
-            };
-            (
-                Why::NoConsumers,
-                is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs),
-            )
+            let is_needed = reserved_for.iter().any(|consumer| {
+                match pods.iter().find(|pod| pod.uid == consumer.uid) {
+                    Some(pod) => !pod.finished,
+                    // Of other consumers it is not known whether they are on this node.
+                    None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
+                }
+            });
+            (Why::NoConsumers, is_named || is_needed)
         }
     };
-    let is_prepared_for = is_live(&|pod| is_among(pod, held, &held.consumers));
+    let is_prepared_for = live.any(|pod| is_among(pod, held, &held.consumers));
     (!is_used && !is_prepared_for).then_some(why)
 }
 
-/// For how long each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
+/// Time for which each claim was seen abandoned, in each round. It is abandoned for good when it was seen so for a while and in several
 /// rounds: a process that was stopped for an hour saw nothing of it.
 #[derive(Debug, Default)]
-pub(super) struct AbandonedClaims(BTreeMap<Uid, Seen>);
+pub(super) struct AbandonedClaims(BTreeMap<Uid, AbandonedSince>);
 
 #[derive(Debug)]
-struct Seen {
+struct AbandonedSince {
     since: Instant,
     rounds: u32,
 }
@@ -160,19 +159,19 @@ impl AbandonedClaims {
     /// Learns what a round found; claims that are not in it count as used. Returns those to be unprepared.
     pub(super) fn learn(&mut self, abandoned: &[Uid], now: Instant) -> Vec<Uid> {
         self.0.retain(|uid, _| abandoned.contains(uid));
-        let is_over = |uid: &&Uid| {
-            let seen = self.0.entry((*uid).clone()).or_insert(Seen {
+        let over = abandoned.iter().filter(|uid| {
+            let seen = self.0.entry((*uid).clone()).or_insert(AbandonedSince {
                 since: now,
                 rounds: 0,
             });
             seen.rounds = seen.rounds.saturating_add(1);
             let is_long = now.saturating_duration_since(seen.since) >= RECONCILE_DELAY;
             is_long && seen.rounds >= RECONCILE_LOOKS_MIN
-        };
-        abandoned.iter().filter(is_over).cloned().collect()
+        });
+        over.cloned().collect()
     }
 
-    /// After a round that saw nothing, what was seen before proves nothing any more.
+    /// Discards earlier observations: after a round that could not observe they prove nothing any more.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_an_object_and_without_pods_is_abandoned() {
+    fn claim_without_consumers_is_abandoned() {
         let replaced = ClaimState::Replaced {
             reserved_for: vec![consumer("new")],
         };
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
+    fn other_pods_count_until_ruled_out() {
         let claim = held(&["a"]);
         assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), None);
         assert_eq!(
@@ -323,8 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_a_group_is_used_until_it_is_not_reserved_for_the_group_and_no_pod_of_it_runs_here()
-     {
+    fn group_claim_is_used_while_reserved() {
         let of_group = KubeletClaim {
             consumers: vec![group("g", "uid-g")],
             ..held(&[])
@@ -420,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_seen_abandoned_for_the_whole_time_is_unprepared() {
+    fn only_persistently_abandoned_claims_are_unprepared() {
         let begin = Instant::now();
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut abandoned = AbandonedClaims::default();
@@ -486,7 +484,7 @@ mod tests {
         /// Pods here, pods elsewhere, what was known at the prepare and what the API says now, in any combination: a claim that a live
         /// pod of this node may use is never abandoned, and what is seen without asking further agrees with the whole.
         #[test]
-        fn a_claim_of_a_live_pod_is_never_abandoned(
+        fn live_pods_claim_is_never_abandoned(
             state in states(),
             consumers in proptest::collection::vec(any_consumer(), 0..3),
             here in proptest::collection::vec(

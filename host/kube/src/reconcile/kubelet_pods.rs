@@ -63,10 +63,14 @@ impl KubeletPods {
     /// Every pod of the kubelet, which is that of `node`.
     pub(super) async fn list(&self, node: &ObjectName) -> Result<Vec<NodePod>, KubeletPodsError> {
         let listed = tokio::time::timeout(LIST_DEADLINE, self.call()).await;
-        let too_late = || format!("no list of pods within {} s", LIST_DEADLINE.as_secs());
         node_pods(
             &listed
-                .map_err(|_| KubeletPodsError::Unreachable(too_late()))??
+                .map_err(|_| {
+                    KubeletPodsError::Unreachable(format!(
+                        "no list of pods within {} s",
+                        LIST_DEADLINE.as_secs()
+                    ))
+                })??
                 .pods,
             node,
         )
@@ -106,12 +110,10 @@ fn node_pods(
     if encoded.len() > NODE_PODS_MAX {
         return Err(malformed(format!("it has more than {NODE_PODS_MAX} pods")));
     }
-    let decode =
-        |bytes: &[u8]| wire::Pod::decode(bytes).map_err(|error| malformed(error.to_string()));
-    let pods: Vec<_> = encoded
-        .iter()
-        .map(|pod| decode(pod.as_ref()))
-        .collect::<Result<_, _>>()?;
+    let pods = encoded.iter().map(|pod| wire::Pod::decode(pod.as_ref()));
+    let pods: Vec<_> = pods
+        .collect::<Result<_, _>>()
+        .map_err(|error| malformed(error.to_string()))?;
     if !pods.iter().any(is_of_api_server) {
         return Err(KubeletPodsError::Incomplete);
     }
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_its_claims_by_name_its_group_and_whether_it_ended() {
+    fn pod_reads_claims_group_and_phase() {
         let mut full = pod();
         let (spec, text) = (full.spec.as_mut().unwrap(), str::to_owned);
         spec.scheduling_group = Some(wire::PodSchedulingGroup {
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_complete_when_it_has_a_pod_of_the_api_server() {
+    fn complete_list_has_an_api_pod() {
         let of = |source: &str| {
             let mut pod = pod();
             pod.metadata.as_mut().unwrap().annotations =
@@ -274,8 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_a_pod_that_cannot_be_read_is_refused_and_the_error_names_the_pod_and_the_field()
-    {
+    fn malformed_pod_refuses_the_list() {
         let bad = |change: fn(&mut wire::Pod)| {
             let mut pod = pod();
             change(&mut pod);
@@ -325,7 +326,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a kubelet sends: an error, or pods of this node.
+        /// Checks that any bytes from a kubelet are an error, or pods of this node.
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut joined = pod().encode_to_vec();

@@ -1,8 +1,8 @@
-//! What the kubelet says of this node's pods, and the API server of claims and pods, as the decision needs it. Only what they plainly say:
+//! Observations for the decision: this node's pods from the kubelet, claims and pods from the API server. Only explicit answers count:
 //! everything else is `Unknown`.
 //!
-//! The pods are those of the kubelet, if it lists them, and else those of the API server. Of pods that are not of this node only the API
-//! server knows. An account that may not read them is as an API server that is unreachable.
+//! The pods are those of the kubelet, if it lists them, and otherwise those of the API server. Only the API server knows pods that are not
+//! of this node. An account that may not read them is treated as an unreachable API server.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid};
 /// Pods in one answer: a node has at most 110 by default.
 const PODS_PAGE: u32 = 250;
 
-/// Where the pods of this node were listed last.
+/// Source of the last list of this node's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PodSource {
     Kubelet,
@@ -138,7 +138,7 @@ impl Observer {
         }
     }
 
-    /// Whether a pod that is not among those of this node may be bound to it, or that is not known.
+    /// Returns whether a pod that is not among those of this node may be bound to it; true if that is not known.
     pub(super) async fn may_be_here(&self, namespace: &ObjectName, pod: &Consumer) -> bool {
         match place_of(&self.client, &self.node, namespace, pod).await {
             Ok(place) => place != Place::Elsewhere,
@@ -190,7 +190,7 @@ pub(crate) async fn place_of(
     )
 }
 
-/// Where a pod is.
+/// Place of a pod, relative to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The API server does not plainly say it.

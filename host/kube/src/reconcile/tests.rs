@@ -20,7 +20,7 @@ struct Cluster {
     held: Mutex<Vec<KubeletClaim>>,
     unprepared: Mutex<Vec<(String, String)>>,
     no_kubelet: Mutex<bool>,
-    /// What the API server gets once a claim was unprepared.
+    /// Object that the API server gets once a claim was unprepared.
     then: Mutex<Option<Value>>,
 }
 
@@ -36,7 +36,7 @@ fn fixture(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// As long as it may take until an abandoned claim is unprepared.
+/// Returns the longest time until an abandoned claim is unprepared.
 fn enough() -> Duration {
     RECONCILE_PERIOD + RECONCILE_DELAY + RECONCILE_PERIOD_PENDING
 }
@@ -50,7 +50,7 @@ fn observer_on(client: KubeClient, kubelet_root: &Path) -> Observer {
 }
 
 impl Cluster {
-    /// As recorded: a claim reserved for two pods, one of which is on this node.
+    /// Starts a cluster with recorded objects: a claim reserved for two pods, one of which is on this node.
     async fn new() -> Arc<Self> {
         let server = Arc::new(ApiServer::start().await);
         server.put(fixture("claim-one-gpu"));
@@ -139,7 +139,7 @@ impl HeldClaims for Cluster {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
+async fn used_claim_costs_one_periodic_list() {
     let cluster = Cluster::new().await;
     let (_tasks, reconcile) = cluster.start();
     tokio::time::sleep(LONG).await;
@@ -158,7 +158,7 @@ async fn a_claim_that_a_pod_uses_stays_and_costs_one_list_a_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_and_not_before() {
+async fn abandoned_claim_is_unprepared_after_delay() {
     let cluster = Cluster::empty().await;
     let (_tasks, reconcile) = cluster.start();
     tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
@@ -172,7 +172,7 @@ async fn a_claim_whose_object_and_pods_are_gone_is_unprepared_after_the_delay_an
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_being_deleted_is_not_gone_until_its_pods_are() {
+async fn deleting_claim_waits_for_its_pods() {
     let cluster = Cluster::new().await;
     let mut claim = fixture("claim-one-gpu");
     claim["metadata"]["deletionTimestamp"] = "2026-11-20T08:16:05Z".into();
@@ -198,7 +198,7 @@ async fn a_claim_that_is_being_deleted_is_not_gone_until_its_pods_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_used_again_while_others_are_unprepared_is_kept() {
+async fn claim_used_again_is_kept() {
     let cluster = Cluster::new().await;
     cluster.remove("pods", "pod-one-gpu");
     let mut claim = fixture("claim-one-gpu");
@@ -221,7 +221,7 @@ async fn a_claim_that_is_used_again_while_others_are_unprepared_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_claim_of_the_same_name_is_another_claim() {
+async fn same_name_is_another_claim() {
     let cluster = Cluster::empty().await;
     let mut other = fixture("claim-one-gpu");
     other["metadata"]["uid"] = "another".into();
@@ -232,7 +232,7 @@ async fn another_claim_of_the_same_name_is_another_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_api_server_did_not_say_proves_nothing() {
+async fn failed_reads_prove_nothing() {
     for fault in [
         Fault::Html(404),
         Fault::Html(200),
@@ -297,7 +297,7 @@ async fn without_a_kubelet_nothing_is_unprepared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_ended_does_not() {
+async fn returning_pod_keeps_its_claim() {
     let cluster = Cluster::new().await;
     cluster.remove("pods", "pod-one-gpu");
     let (_tasks, reconcile) = cluster.start();
@@ -315,8 +315,7 @@ async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_end
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the_pods_of_this_node_ended()
- {
+async fn unreserved_group_claim_is_unprepared() {
     let cluster = Cluster::new().await;
     cluster.remove("pods", "pod-one-gpu");
     let group = serde_json::json!({
@@ -356,7 +355,7 @@ async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_are_listed_in_pages_and_every_page_counts() {
+async fn pod_pages_are_all_read() {
     let cluster = Cluster::empty().await;
     for i in 0..260 {
         cluster
@@ -374,7 +373,7 @@ async fn pods_are_listed_in_pages_and_every_page_counts() {
 }
 
 #[tokio::test]
-async fn names_of_claims_in_recorded_pods_are_found() {
+async fn recorded_pods_name_their_claims() {
     for (file, claim) in [
         ("pod-one-gpu", "one-gpu"),
         ("pod-template", "pod-template-nic-zzgwv"),
@@ -419,7 +418,7 @@ async fn listed(observer: &Observer, server: &ApiServer) -> (Vec<String>, usize)
 }
 
 #[tokio::test]
-async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the_api_server() {
+async fn kubelet_pods_come_before_api_pods() {
     let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
     let (server, observer) = (
         &cluster.server,
@@ -471,7 +470,7 @@ async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the
 }
 
 #[tokio::test]
-async fn an_account_that_may_not_read_pods_knows_those_of_the_kubelet_alone() {
+async fn forbidden_account_uses_kubelet_pods() {
     let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
     let observer = observer_on(over(&cluster.server), root.path());
     ["list", "get"]

@@ -7,7 +7,7 @@ use super::diff::CounterPlacement;
 use super::slice::{self, NODEDOCK, Slice};
 use crate::client::{ApiError, DraResource, DraVersion, KubeClient};
 
-/// From this minor version of Kubernetes 1 on counter sets are in slices of their own.
+/// First minor version of Kubernetes 1 in which counter sets are in slices of their own.
 const OWN_COUNTER_SLICES_SINCE: u32 = 35;
 
 pub(super) struct SliceApi(pub(super) KubeClient);
@@ -20,33 +20,33 @@ impl SliceApi {
     where
         F: Future<Output = kube::Result<T>>,
     {
-        let in_version = |version: DraVersion| {
+        let answer = self.0.versioned(|version| {
             let resource = version.resource(DraResource::Slices);
             let answer = request(Api::all_with(self.0.client(), &resource), resource);
             async move { Ok(answer.await?) }
-        };
-        self.0.versioned(in_version).await
+        });
+        answer.await
     }
 
     pub(super) async fn create(&self, slice: &Slice) -> Result<Slice, ApiError> {
-        let create = |api: Api<Slice>, version: ApiResource| async move {
+        self.request(|api, version| async move {
             api.create(&as_nodedock(), &in_version(slice, &version))
                 .await
-        };
-        self.request(create).await
+        })
+        .await
     }
 
     /// Fails with a conflict if the slice changed since it was observed.
     pub(super) async fn update(&self, slice: &Slice) -> Result<Slice, ApiError> {
-        let update = |api: Api<Slice>, version: ApiResource| async move {
+        self.request(|api, version| async move {
             api.replace(
                 slice::name(slice),
                 &as_nodedock(),
                 &in_version(slice, &version),
             )
             .await
-        };
-        self.request(update).await
+        })
+        .await
     }
 
     /// Fails with a conflict if the slice changed since it was observed.

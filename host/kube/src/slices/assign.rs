@@ -20,7 +20,7 @@ pub(super) struct Assignment {
     pub(super) devices: BTreeSet<String>,
 }
 
-/// How full a slice is.
+/// Fill level of a slice.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     devices: usize,
@@ -100,8 +100,10 @@ fn fill<'a>(
     closed: &BTreeSet<usize>,
     assigned: &mut Vec<Assignment>,
 ) {
-    let load = |slice: &Assignment| Load::of(slice.devices.iter().map(|name| &devices[name]));
-    let mut loads: Vec<Load> = assigned.iter().map(load).collect();
+    let mut loads: Vec<Load> = assigned
+        .iter()
+        .map(|slice| Load::of(slice.devices.iter().map(|name| &devices[name])))
+        .collect();
     for name in unassigned {
         let device = &devices[name];
         let mut open = loads
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_split_at_128_and_heavy_ones_at_64() {
+    fn slices_split_at_device_limits() {
         for (count, each, expected) in [
             (0, plain as fn(usize) -> _, vec![]),
             (1, plain, vec![1]),
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_goes_and_another_takes_its_room_and_nothing_else_moves() {
+    fn replaced_device_moves_no_other() {
         let mut devices: BTreeMap<_, _> = (0..300).map(plain).collect();
         let before = assign(&devices, &[]);
         devices.remove("d0130");
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_slice_is_halved_once_when_a_device_becomes_heavy_and_not_again() {
+    fn heavy_device_halves_slice_once() {
         let mut devices: BTreeMap<_, _> = (0..128).map(plain).collect();
         let full = assign(&devices, &[]);
         devices.extend([heavy(100)]);
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn large_devices_are_split_by_their_bytes() {
+    fn large_devices_are_split_by_bytes() {
         let large = |index: usize| {
             let name = format!("d{index:04}");
             let texts = vec!["x".repeat(64); 4096];

@@ -18,16 +18,16 @@ use nodedock_model::{
 /// The taints that the host adds to devices of a pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolTaints {
-    /// Of the key [`UNHEALTHY`].
+    /// Taints of the key [`UNHEALTHY`], by device.
     pub(super) unhealthy: BTreeMap<DeviceName, UnhealthyTaint>,
     /// Those with a taint of the key [`PREPARE_FAILED`].
     pub(super) failed: BTreeSet<DeviceName>,
 }
 
-/// What an operator adds to the devices of a pool where their driver names nothing of its own.
+/// Operator's additions to the devices of a pool where their driver names nothing of its own.
 #[derive(Debug, Default)]
 pub(super) struct PoolAdditions {
-    /// Of the node's resources, by name.
+    /// Overhead in the node's resources, by name.
     pub(super) overhead: BTreeMap<String, NodeAllocatable>,
     pub(super) binding: BindingConditions,
 }
@@ -253,18 +253,22 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
 }
 
 fn taints(name: &DeviceName, device: &Device, added: &PoolTaints) -> Vec<api::DeviceTaint> {
-    let taint = |taint: &Taint| api::DeviceTaint {
-        key: taint.key.clone(),
-        value: Some(taint.value.clone()).filter(is_set),
-        effect: taint.effect.as_str().to_owned(),
-        time_added: None,
-    };
     let of_host = host_taints(
         &device.taints,
         added.unhealthy.get(name),
         added.failed.contains(name),
     );
-    device.taints.iter().chain(&of_host).map(taint).collect()
+    device
+        .taints
+        .iter()
+        .chain(&of_host)
+        .map(|taint| api::DeviceTaint {
+            key: taint.key.clone(),
+            value: Some(taint.value.clone()).filter(is_set),
+            effect: taint.effect.as_str().to_owned(),
+            time_added: None,
+        })
+        .collect()
 }
 
 /// The taints that the host adds to those of a driver. One that the device has from its driver, or for which there is no room, is not added.
@@ -283,8 +287,10 @@ pub(super) fn host_taints(
         value: String::new(),
         effect: TaintEffect::NoSchedule,
     });
-    let is_new = |taint: &Taint| own.iter().all(|own| own.key != taint.key);
-    let added = unhealthy.into_iter().chain(failed).filter(is_new);
+    let added = unhealthy
+        .into_iter()
+        .chain(failed)
+        .filter(|taint| own.iter().all(|own| own.key != taint.key));
     added
         .take(limit::TAINTS_MAX.saturating_sub(own.len()))
         .collect()

@@ -1,4 +1,4 @@
-//! What the pools of this node are to contain, derived from the drivers. Pure.
+//! Desired content of this node's pools, derived from the drivers. Pure.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +11,13 @@ use tokio::time::Instant;
 use super::convert::{self, PoolAdditions, PoolTaints};
 use super::health::{ObservedTaints, TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, Slice};
-use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
+use super::{FailedDevices, SliceSettings, pools};
 use crate::drivers::DriverSnapshot;
-use crate::extended_resources::MechanismsView;
+use crate::extended_resources::Mechanisms;
 use crate::pools::PoolKey;
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
-use nodedock_model::{BindingConditions, Device, DeviceName, DriverName, Pool, PoolName};
+use nodedock_model::{BindingConditions, DeviceName, DriverName, Pool, PoolName};
 
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
@@ -25,10 +25,11 @@ const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 pub(super) struct DesiredState {
     names: PoolNames,
     settings: SliceSettings,
-    mechanisms: MechanismsView,
+    /// Those that count from the next update on.
+    pub(super) mechanisms: Arc<Mechanisms>,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
-    /// Since when drivers are gone whose slices are still there.
+    /// Time since which drivers are gone whose slices still exist.
     gone_since: BTreeMap<DriverName, Instant>,
     /// Drivers that are surely gone: their slices are to be deleted.
     pub(super) withdrawn: BTreeSet<DriverName>,
@@ -38,18 +39,18 @@ pub(super) struct DesiredState {
     pub(super) new_unhealthy: Vec<UnhealthyDevice>,
 }
 
-/// What a driver's pools are derived from.
+/// Inputs from which a driver's pools are derived.
 struct Source {
     published: Arc<Published>,
     unhealthy: TaintedDevices,
     failed: BTreeSet<(PoolName, DeviceName)>,
-    mechanisms: MechanismsView,
+    mechanisms: Arc<Mechanisms>,
 }
 
 #[derive(Default)]
 struct DriverState {
     unhealthy: UnhealthyDevices,
-    /// What `pools` was derived from.
+    /// Inputs from which `pools` was derived.
     source: Option<Source>,
     pools: BTreeMap<PoolName, Arc<Content>>,
     /// Pools whose name in the API would be too long, with the reason.
@@ -70,11 +71,6 @@ impl DesiredState {
             failed,
             new_unhealthy,
         }
-    }
-
-    /// Takes the mechanisms that count from the next update on.
-    pub(super) fn set_mechanisms(&mut self, view: MechanismsView) {
-        self.mechanisms = view;
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -102,19 +98,19 @@ impl DesiredState {
 
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
     pub(super) fn unnameable(&self, drivers: &DriverSnapshot) -> BTreeMap<PoolKey, String> {
-        let is_here = |driver: &DriverName| {
-            drivers.present.contains(driver) && !drivers.native.contains(driver)
-        };
-        let states = self.drivers.iter().filter(|(driver, _)| is_here(driver));
+        let states = self.drivers.iter().filter(|(driver, _)| {
+            drivers.present.contains(*driver) && !drivers.native.contains(*driver)
+        });
         let each = states.flat_map(|(driver, state)| {
-            let key = |pool: &PoolName| PoolKey {
-                driver: driver.clone(),
-                pool: pool.clone(),
-            };
-            state
-                .unnameable
-                .iter()
-                .map(move |(pool, reason)| (key(pool), reason.clone()))
+            state.unnameable.iter().map(move |(pool, reason)| {
+                (
+                    PoolKey {
+                        driver: driver.clone(),
+                        pool: pool.clone(),
+                    },
+                    reason.clone(),
+                )
+            })
         });
         each.collect()
     }
@@ -137,17 +133,16 @@ impl DesiredState {
             .iter_mut()
             .filter(|(name, _)| !drivers.serving.contains_key(*name))
         {
-            let mechanisms = &self.mechanisms.mechanisms;
+            let mechanisms = &self.mechanisms;
             state.pools.retain(|published, _| {
                 let local = PoolName::new(names.local(published.as_str()));
                 !local.is_ok_and(|local| mechanisms.keeps_from_slices(driver, &local))
             });
         }
         // A native plugin that took over a driver's name publishes its devices itself.
-        let is_native = |driver: &DriverName| {
-            drivers.native.contains(driver) && !drivers.serving.contains_key(driver)
-        };
-        self.drivers.retain(|driver, _| !is_native(driver));
+        self.drivers.retain(|driver, _| {
+            !drivers.native.contains(driver) || drivers.serving.contains_key(driver)
+        });
         let gone = self.gone(drivers, slices);
         self.withdrawn.retain(|driver| gone.contains(driver));
         self.gone_since.retain(|driver, _| gone.contains(driver));
@@ -219,10 +214,12 @@ impl DesiredState {
             mechanisms: self.mechanisms.clone(),
         };
         if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
-            let offered =
-                |name: &PoolName, pool| pools::offered(driver, name, pool, &source.mechanisms);
-            let additions = |pool: &PoolName| self.settings.of_pool(driver, pool);
-            state.derive_pools(&self.names, &source, offered, additions);
+            state.derive_pools(
+                &self.names,
+                &source,
+                |name, pool| pools::offered(driver, name, pool, &source.mechanisms),
+                |pool| self.settings.of_pool(driver, pool),
+            );
             state.source = Some(source);
         }
         state.unhealthy.next_change()
@@ -248,40 +245,36 @@ impl DesiredState {
 impl SliceSettings {
     /// Returns what the operator adds to the devices of a pool.
     fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> PoolAdditions {
-        let is_meant = |rule: &&Overhead| {
+        let rules = self.overhead.iter().filter(|rule| {
             rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
-        };
-        let rules = self.overhead.iter().filter(is_meant);
+        });
         let overhead = rules.flat_map(|rule| rule.resources.clone()).collect();
         let binding = self.binding_of(driver, pool).cloned().unwrap_or_default();
         PoolAdditions { overhead, binding }
     }
 
     fn binding_of(&self, driver: &DriverName, pool: &PoolName) -> Option<&BindingConditions> {
-        let is_meant = |rule: &&BindingRule| {
-            rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool)
-        };
         self.binding
             .iter()
             .rev()
-            .find(is_meant)
+            .find(|rule| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool))
             .map(|rule| &rule.conditions)
     }
 
-    /// Whether a scheduler waits for conditions of some published device.
+    /// Returns whether a scheduler waits for conditions of any published device.
     pub(crate) fn waits_for_binding(&self, drivers: &DriverSnapshot) -> bool {
         drivers.serving.iter().any(|(driver, published)| {
             published.inventory.pools.iter().any(|(name, pool)| {
                 let by_rule = self
                     .binding_of(driver, name)
                     .is_some_and(|binding| !binding.is_empty());
-                let by_driver = |device: &Device| {
-                    device
-                        .scheduling
-                        .as_ref()
-                        .is_some_and(|added| !added.binding_conditions.is_empty())
-                };
-                (by_rule && !pool.devices.is_empty()) || pool.devices.values().any(by_driver)
+                (by_rule && !pool.devices.is_empty())
+                    || pool.devices.values().any(|device| {
+                        device
+                            .scheduling
+                            .as_ref()
+                            .is_some_and(|added| !added.binding_conditions.is_empty())
+                    })
             })
         })
     }
@@ -290,8 +283,7 @@ impl SliceSettings {
 impl Source {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.published, &other.published)
-            && Arc::ptr_eq(&self.mechanisms.mechanisms, &other.mechanisms.mechanisms)
-            && Arc::ptr_eq(&self.mechanisms.allocated, &other.mechanisms.allocated)
+            && Arc::ptr_eq(&self.mechanisms, &other.mechanisms)
             && (&self.unhealthy, &self.failed) == (&other.unhealthy, &other.failed)
     }
 }

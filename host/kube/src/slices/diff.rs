@@ -18,13 +18,13 @@ use nodedock_model::DriverName;
 /// Bytes of the generated prefix of a slice's name: an API server truncates a longer one, and appends five letters.
 pub(crate) const SLICE_PREFIX_BYTES_MAX: usize = 58;
 
-/// Where the server wants the counter sets of a pool.
+/// Place of a pool's counter sets that the server accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum CounterPlacement {
-    /// In a slice of their own: Kubernetes 1.35 and later.
+    /// Slice of their own: Kubernetes 1.35 and later.
     #[default]
     OwnSlice,
-    /// In the slice of the devices that consume them: before 1.35.
+    /// Slice of the devices that consume them: before 1.35.
     WithDevices,
 }
 
@@ -67,10 +67,10 @@ pub(super) struct DoesNotFit {
     devices: usize,
 }
 
-/// What is known of a pool's slices, also of deleted ones.
+/// Known state of a pool's slices, including deleted ones.
 #[derive(Debug, Default)]
 pub(super) struct KnownPool {
-    /// When taints were added, by device and taint.
+    /// Times at which taints were added, by device and taint.
     taint_times: BTreeMap<(String, String), String>,
     /// The devices of each slice, by the index in its name: a deleted slice is created again with the devices that it had.
     layout: BTreeMap<u32, BTreeSet<String>>,
@@ -100,9 +100,10 @@ impl KnownPool {
     pub(super) fn written(&mut self, slices: &[Arc<Slice>], desired: &Content, generation: i64) {
         self.observe(slices, desired);
         self.generation = generation;
-        let indexed =
-            |slice: &Arc<Slice>| Some((index_of(slice::name(slice))?, device_names(slice)));
-        self.layout = slices.iter().filter_map(indexed).collect();
+        self.layout = slices
+            .iter()
+            .filter_map(|slice| Some((index_of(slice::name(slice))?, device_names(slice))))
+            .collect();
     }
 
     fn apply_times(&self, content: &mut Content) {
@@ -120,7 +121,7 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Whether the content differs, or the slice does not exist.
+    /// Returns whether the content differs, or the slice does not exist.
     fn is_changed(&self) -> bool {
         self.observed
             .is_none_or(|slice| !slice.spec.holds(&self.content))
@@ -229,10 +230,9 @@ fn targets<'a>(
     let mut rest = present.to_vec();
     let mut targets = Vec::new();
     if !shared_counters.is_empty() {
-        let holds_counters = |slice: &&Arc<Slice>| !slice.spec.content.shared_counters.is_empty();
         let observed = rest
             .iter()
-            .position(holds_counters)
+            .position(|slice| !slice.spec.content.shared_counters.is_empty())
             .map(|index| rest.remove(index));
         let content = Content {
             shared_counters: shared_counters.clone(),
@@ -254,18 +254,17 @@ fn device_targets<'a>(
         .iter()
         .map(|slice| (order(slice), Some(*slice), device_names(slice)))
         .collect();
-    // A device in an observed slice stays there, whatever the last layout was.
+    // A device in an observed slice stays there, regardless of the last layout.
     let placed: BTreeSet<String> = slices
         .iter()
         .flat_map(|(.., names)| names)
         .cloned()
         .collect();
-    let is_deleted = |index: &u32| !present.iter().any(|slice| order(slice) == *index);
     let deleted = desired
         .known
         .layout
         .iter()
-        .filter(|(index, _)| is_deleted(index));
+        .filter(|(index, _)| present.iter().all(|slice| order(slice) != **index));
     slices.extend(
         deleted.map(|(index, names)| (*index, None, names.difference(&placed).cloned().collect())),
     );
@@ -303,12 +302,9 @@ fn generation(
     targets: &[Target<'_>],
     obsolete: usize,
 ) -> i64 {
-    let newest =
-        |slices: &[&Arc<Slice>]| slices.iter().map(|slice| slice.spec.pool.generation).max();
-    let next = |generation: i64| generation.checked_add(1).unwrap_or(1);
     let now = newest(present).unwrap_or(desired.known.generation.max(1));
     if let Some(terminating) = newest(terminating).filter(|generation| *generation >= now) {
-        return next(terminating);
+        return next_generation(terminating);
     }
     let count = i64::try_from(targets.len()).unwrap_or(i64::MAX);
     let is_current = |slice: &Slice| {
@@ -320,17 +316,25 @@ fn generation(
         .filter(|target| target.observed.is_none())
         .count();
     let is_complete = present.iter().all(|slice| is_current(slice)) && created + obsolete == 0;
-    let is_outdated = |target: &Target<'_>| {
+    let is_outdated = targets.iter().any(|target| {
         target.observed.is_some_and(|slice| {
             slice.spec.pool.generation == now && (!is_current(slice) || target.is_changed())
         })
-    };
-    let can_be_completed = !targets.iter().any(is_outdated) && (obsolete == 0 || changed == 0);
+    });
+    let can_be_completed = !is_outdated && (obsolete == 0 || changed == 0);
     if (is_complete && changed <= 1) || can_be_completed {
         now
     } else {
-        next(now)
+        next_generation(now)
     }
+}
+
+fn next_generation(generation: i64) -> i64 {
+    generation.checked_add(1).unwrap_or(1)
+}
+
+fn newest(slices: &[&Arc<Slice>]) -> Option<i64> {
+    slices.iter().map(|slice| slice.spec.pool.generation).max()
 }
 
 /// Returns the start of a slice's name: its index, which orders the slices of a pool, then for people the driver and the node.
@@ -348,8 +352,10 @@ fn order(slice: &Slice) -> u32 {
 /// Returns the index in a slice's name, or `None` for a name that [`name_prefix`] did not start.
 fn index_of(name: &str) -> Option<u32> {
     let (digits, _) = name.split_once('-')?;
-    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    let is_index = (5..=8).contains(&digits.len()) && digits.bytes().all(is_hex);
+    let is_index = (5..=8).contains(&digits.len())
+        && digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
     is_index
         .then(|| u32::from_str_radix(digits, 16).ok())
         .flatten()

@@ -82,7 +82,7 @@ impl Entry {
         &self.json
     }
 
-    /// Whether a slice with this device holds fewer devices.
+    /// Returns whether a slice with this device holds fewer devices.
     pub(super) fn is_heavy(&self) -> bool {
         self.normalized.get("taints").is_some()
             || self.normalized.get("consumesCounters").is_some()
@@ -91,11 +91,6 @@ impl Entry {
 
     /// Names of the attributes that are lists.
     pub(super) fn list_attributes(&self) -> impl Iterator<Item = &String> {
-        let is_list = |value: &Value| {
-            LIST_ATTRIBUTES
-                .iter()
-                .any(|list| value.get(*list).is_some())
-        };
         let attributes = self
             .json
             .get("attributes")
@@ -103,7 +98,10 @@ impl Entry {
             .into_iter()
             .flatten();
         attributes
-            .filter(move |(_, value)| is_list(value))
+            .filter(|(_, value)| {
+                let mut lists = LIST_ATTRIBUTES.iter();
+                lists.any(|list| value.get(*list).is_some())
+            })
             .map(|(name, _)| name)
     }
 

@@ -1,4 +1,4 @@
-//! Which devices get the taint of unhealthy ones, and with which value. Pure.
+//! Devices that get the taint of unhealthy ones, and its value. Pure.
 //!
 //! An unhealthy device gets it at once and keeps it until it was not reported unhealthy for a while, so that a flapping device stays
 //! tainted. An unhealthy device whose health becomes unknown counts as unhealthy. A taint that is in a slice without a known reason, after
@@ -6,21 +6,19 @@
 //!
 //! The taint keeps pods away. After a time that the operator sets it also evicts those that have the device.
 //!
-//! The value of a taint says why. It is that of the first message, or what the slice has already: a message that changes every second
-//! must not cause a write each time.
+//! The value of a taint is the reason. It is that of the first message, or the value that is already in the slice: a message that changes
+//! every second must not cause a write each time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use nodedock_model::limit::LABEL_BYTES_MAX;
 use nodedock_model::{DeviceName, DriverName, HealthReport, HealthState, PoolName, TaintEffect};
 
 /// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
 pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
-
-/// Value of a label or a taint.
-const TAINT_VALUE_BYTES_MAX: usize = 63;
 
 /// A device that became unhealthy, by the names that its driver gives.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,19 +57,20 @@ pub(super) type TaintedDevices = BTreeMap<(PoolName, DeviceName), UnhealthyTaint
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnhealthyDevices {
     devices: BTreeMap<(PoolName, DeviceName), Illness>,
-    /// How long a device has to be unhealthy until its pods are evicted; `None`: they are not.
+    /// Time for which a device has to be unhealthy until its pods are evicted; `None`: they are not.
     evict_after: Option<Duration>,
 }
 
 #[derive(Debug, Clone)]
 struct Illness {
     taint: UnhealthyTaint,
-    /// When it was first seen unhealthy, without a recovery since then.
+    /// Time at which it was first seen unhealthy, without a recovery since then.
     since: Instant,
-    /// For how long it had been unhealthy then: the age of a taint from before a restart. It counts when the device is reported unhealthy.
+    /// Time for which it had already been unhealthy at `since`: the age of a taint from before a restart. It counts when the device is
+    /// reported unhealthy.
     before: Duration,
     is_confirmed: bool,
-    /// When the device was unhealthy last; now, as long as it is.
+    /// Last time at which the device was unhealthy; now, as long as it is.
     last: Instant,
     is_unhealthy: bool,
     /// The device recovered, and its slice still has the taint.
@@ -95,16 +94,18 @@ impl UnhealthyDevices {
     ) -> Vec<(&'a (PoolName, DeviceName), &'a str)> {
         let mut new = Vec::new();
         for (device, (taint, age)) in tainted {
-            let new = || Illness {
-                taint: taint.clone(),
-                since: now,
-                before: *age,
-                is_confirmed: false,
-                last: now,
-                is_unhealthy: false,
-                is_over: false,
-            };
-            let illness = self.devices.entry(device.clone()).or_insert_with(new);
+            let illness = self
+                .devices
+                .entry(device.clone())
+                .or_insert_with(|| Illness {
+                    taint: taint.clone(),
+                    since: now,
+                    before: *age,
+                    is_confirmed: false,
+                    last: now,
+                    is_unhealthy: false,
+                    is_over: false,
+                });
             illness.taint.value.clone_from(&taint.value);
         }
         self.devices
@@ -123,11 +124,10 @@ impl UnhealthyDevices {
                 if known.is_none() {
                     new.push((device, health.message.as_str()));
                 }
-                let new = || UnhealthyTaint {
+                let taint = taint.unwrap_or_else(|| UnhealthyTaint {
                     value: taint_value(&health.message),
                     evicts: false,
-                };
-                let taint = taint.unwrap_or_else(new);
+                });
                 let (since, before) = known.map_or((now, Duration::ZERO), |illness| {
                     (illness.since, illness.before)
                 });
@@ -169,17 +169,19 @@ impl UnhealthyDevices {
 
     /// Returns when the next taint changes if no further report comes.
     pub(super) fn next_change(&self) -> Option<Instant> {
-        let change = |illness: &Illness| match (illness.is_unhealthy, self.evict_after) {
-            (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
-            (true, Some(after)) => (!illness.taint.evicts).then(|| illness.due(after)),
-            (true, None) => None,
-        };
-        self.devices.values().filter_map(change).min()
+        let changes = self.devices.values().filter_map(|illness| {
+            match (illness.is_unhealthy, self.evict_after) {
+                (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
+                (true, Some(after)) => (!illness.taint.evicts).then(|| illness.due(after)),
+                (true, None) => None,
+            }
+        });
+        changes.min()
     }
 }
 
 impl Illness {
-    /// When the pods of the device are evicted.
+    /// Returns the time at which the pods of the device are evicted.
     fn due(&self, after: Duration) -> Instant {
         let before = if self.is_confirmed {
             self.before
@@ -196,15 +198,14 @@ fn taint_value(message: &str) -> String {
         .split([':', ';', ',', '('])
         .next()
         .unwrap_or_default();
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let words = first.split(|c| !is_allowed(c));
+    let words = first.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')));
     let words = words
         .map(|word| word.trim_matches(['-', '_', '.']))
         .filter(|word| !word.is_empty());
     let mut value = String::new();
     for word in words {
         let dash = if value.is_empty() { "" } else { "-" };
-        if value.len() + dash.len() + word.len() > TAINT_VALUE_BYTES_MAX {
+        if value.len() + dash.len() + word.len() > LABEL_BYTES_MAX {
             break;
         }
         value = value + dash + word;
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_tainted_at_once_and_until_it_was_healthy_for_a_while() {
+    fn taint_lasts_until_device_stays_healthy() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
@@ -287,8 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed()
-     {
+    fn unexplained_taint_expires_once() {
         let (start, tainted) = (Instant::now(), tainted(""));
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, tainted: &ObservedTaints| {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_no_longer_reported_recovers_after_a_while() {
+    fn unreported_device_recovers() {
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
         devices.update(start, &report(HealthState::Unhealthy), &none());
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_becomes_unhealthy_once_and_keeps_the_value_of_its_taint_until_it_recovered() {
+    fn taint_value_is_kept_until_recovery() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_evicted_when_a_device_was_unhealthy_for_the_time_that_an_operator_sets() {
+    fn long_unhealthy_device_evicts_pods() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_until_pods_are_evicted_goes_on_over_a_restart() {
+    fn eviction_delay_survives_restart() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         for (age, evicts, due) in [
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_a_taint_is_that_of_a_label() {
+    fn taint_value_is_a_label_value() {
         let long = "a".repeat(40);
         for (message, value) in [
             ("", ""),

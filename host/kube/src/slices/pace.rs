@@ -1,4 +1,4 @@
-//! When a pool is written: soon, but not more often than necessary. Pure.
+//! Timing of the writes of a pool: soon, but not more often than necessary. Pure.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) const SLICE_RETRY_MAX: Duration = Duration::from_secs(120);
 /// Minimum interval between two writes of a pool, however fast its devices change.
 const SLICE_PERIOD: Duration = Duration::from_secs(1);
 
-/// When one pool is written next.
+/// Timing of the next write of one pool.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     due: Option<Instant>,
@@ -121,7 +121,7 @@ impl Pace {
         self.last_repair.map(|last| last + SLICE_CALM)
     }
 
-    /// Whether there is nothing to do and nothing to remember.
+    /// Returns whether there is nothing to do and nothing to remember.
     pub(super) fn is_idle(&self) -> bool {
         self.due.is_none() && self.last_repair.is_none()
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_are_taken_together_and_a_pool_is_written_at_most_once_in_a_period() {
+    fn changes_are_batched_and_rate_limited() {
         let start = Instant::now();
         let mut pace = Pace::default();
         assert_eq!(pace.due(), None);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_wait_longer_each_time_and_for_as_long_as_the_server_asks() {
+    fn failures_back_off_and_obey_server() {
         let start = Instant::now();
         let mut pace = Pace::default();
         pace.failed(start, None);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn repairs_are_reported_when_they_do_not_end_and_forgotten_after_a_calm() {
+    fn endless_repairs_are_reported() {
         let start = Instant::now();
         let mut pace = Pace::default();
         let reported: Vec<_> = (0..7).map(|_| pace.repaired(start)).collect();

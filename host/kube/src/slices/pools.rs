@@ -1,16 +1,13 @@
-//! Which devices of a pool are in slices. Pure.
+//! Devices of a pool that are in slices. Pure.
 //!
 //! A pool with an extended-resource name is in slices if DRA is its mechanism. Its devices get the attribute by which the DeviceClass of
-//! the resource selects them. Devices that the kubelet's device manager has allocated, from the time when the pool was one of the device
-//! plugin, are left out until they are free, and so are devices that overlap with one: by a counter set, or by their identity.
+//! the resource selects them.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
 
-use crate::extended_resources::{ATTRIBUTE, DeviceIds, Mechanism, MechanismsView, attribute};
+use crate::extended_resources::{ATTRIBUTE, Mechanism, Mechanisms, attribute};
 use nodedock_model::{
-    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, Pool, PoolName,
-    QualifiedName, limit,
+    AttributeValue, Device, DriverName, ExtendedResource, Pool, PoolName, QualifiedName, limit,
 };
 
 /// Returns the pool as slices have it; `None`: it is not in slices.
@@ -18,77 +15,20 @@ pub(super) fn offered<'a>(
     driver: &DriverName,
     name: &PoolName,
     pool: &'a Pool,
-    view: &MechanismsView,
+    mechanisms: &Mechanisms,
 ) -> Option<Cow<'a, Pool>> {
     let resource = pool.extended_resource.as_ref();
-    if view.mechanisms.of(driver, name, resource.is_some()) != Some(Mechanism::Dra) {
+    if mechanisms.of(driver, name, resource.is_some()) != Some(Mechanism::Dra) {
         return None;
     }
-    let is_allocated = |device: &DeviceName| is_allocated(&view.allocated, driver, name, device);
-    let allocated: Vec<_> = pool
-        .devices
-        .iter()
-        .filter(|(name, _)| is_allocated(name))
-        .collect();
-    if resource.is_none() && allocated.is_empty() {
+    let Some(resource) = resource else {
         return Some(Cow::Borrowed(pool));
-    }
-    let free = free_devices(&pool.devices, &allocated);
-    let mut pool = Pool {
-        devices: free,
-        ..without_devices(pool)
     };
-    if let Some(resource) = resource {
-        pool.devices
-            .values_mut()
-            .for_each(|device| add_attribute(device, resource));
+    let mut pool = pool.clone();
+    for device in pool.devices.values_mut() {
+        add_attribute(device, resource);
     }
     Some(Cow::Owned(pool))
-}
-
-fn is_allocated(
-    allocated: &DeviceIds,
-    driver: &DriverName,
-    pool: &PoolName,
-    device: &DeviceName,
-) -> bool {
-    !allocated.is_empty() && allocated.contains(&(driver.clone(), format!("{pool}/{device}")))
-}
-
-fn without_devices(pool: &Pool) -> Pool {
-    Pool {
-        devices: BTreeMap::new(),
-        shared_counters: pool.shared_counters.clone(),
-        extended_resource: pool.extended_resource.clone(),
-        annotations: pool.annotations.clone(),
-        control_nodes: None,
-        scheduling: pool.scheduling.clone(),
-    }
-}
-
-fn free_devices(
-    devices: &BTreeMap<DeviceName, Device>,
-    allocated: &[(&DeviceName, &Device)],
-) -> BTreeMap<DeviceName, Device> {
-    let of_allocated = || allocated.iter().map(|(_, device)| device);
-    let sets: BTreeSet<_> = of_allocated()
-        .flat_map(|device| &device.consumes)
-        .map(|set| &set.name)
-        .collect();
-    let identities: BTreeSet<_> = of_allocated().flat_map(|device| &device.identity).collect();
-    let is_free = |(name, device): &(&DeviceName, &Device)| {
-        !allocated.iter().any(|(allocated, _)| allocated == name)
-            && !device.consumes.iter().any(|set| sets.contains(&set.name))
-            && !device
-                .identity
-                .iter()
-                .any(|identity| identities.contains(identity))
-    };
-    devices
-        .iter()
-        .filter(is_free)
-        .map(|(name, device)| (name.clone(), device.clone()))
-        .collect()
 }
 
 /// A device with as many attributes as the API permits stays without: no class selects it for the resource.
@@ -106,11 +46,11 @@ fn add_attribute(device: &mut Device, resource: &ExtendedResource) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use super::*;
     use crate::extended_resources::ExtendedResources;
-    use nodedock_model::CounterSet;
 
     fn driver() -> DriverName {
         "gpu.example.com".parse().unwrap()
@@ -134,28 +74,17 @@ mod tests {
         }
     }
 
-    fn view(mechanism: Mechanism, allocated: &[&str]) -> MechanismsView {
-        let allocated: DeviceIds = allocated
-            .iter()
-            .map(|id| (driver(), (*id).to_owned()))
-            .collect();
-        MechanismsView {
-            allocated: Arc::new(allocated),
-            ..ExtendedResources::fixed(mechanism).view()
-        }
-    }
-
-    fn names(pool: &Pool, view: &MechanismsView) -> Option<Vec<String>> {
-        let offered = offered(&driver(), &pool_name(), pool, view)?;
-        Some(offered.devices.keys().map(ToString::to_string).collect())
+    fn fixed(mechanism: Mechanism) -> Arc<Mechanisms> {
+        ExtendedResources::fixed(mechanism).mechanisms()
     }
 
     #[test]
-    fn a_pool_with_a_name_is_in_slices_by_its_mechanism_and_carries_the_attribute() {
+    fn named_pool_follows_its_mechanism() {
         let named = pool([("0", Device::default())], Some("example.com/gpu"));
-        assert_eq!(names(&named, &view(Mechanism::DevicePlugin, &[])), None);
-        let view = view(Mechanism::Dra, &[]);
-        let offered = offered(&driver(), &pool_name(), &named, &view).unwrap();
+        let plugin = fixed(Mechanism::DevicePlugin);
+        assert_eq!(offered(&driver(), &pool_name(), &named, &plugin), None);
+        let dra = fixed(Mechanism::Dra);
+        let offered = offered(&driver(), &pool_name(), &named, &dra).unwrap();
         let attributes: Vec<_> = offered
             .devices
             .values()
@@ -171,13 +100,13 @@ mod tests {
         );
         let plain = pool([("0", Device::default())], None);
         assert!(matches!(
-            super::offered(&driver(), &pool_name(), &plain, &view),
+            super::offered(&driver(), &pool_name(), &plain, &dra),
             Some(Cow::Borrowed(_))
         ));
     }
 
     #[test]
-    fn a_device_without_room_for_the_attribute_stays_as_it_is() {
+    fn device_without_room_gets_no_attribute() {
         let attribute = |n| {
             (
                 QualifiedName::new(format!("a{n}")).unwrap(),
@@ -190,42 +119,10 @@ mod tests {
             ..Device::default()
         };
         let pool = pool([("0", full)], Some("example.com/gpu"));
-        let offered = offered(&driver(), &pool_name(), &pool, &view(Mechanism::Dra, &[])).unwrap();
+        let offered = offered(&driver(), &pool_name(), &pool, &fixed(Mechanism::Dra)).unwrap();
         assert_eq!(
             offered.devices.values().next().unwrap().attributes,
             attributes
         );
-    }
-
-    #[test]
-    fn allocated_devices_and_what_overlaps_with_them_are_left_out() {
-        let partition = |set: &str| Device {
-            consumes: vec![CounterSet {
-                name: set.to_owned(),
-                counters: BTreeMap::new(),
-            }],
-            ..Device::default()
-        };
-        let of = |identity: &str| Device {
-            identity: vec![identity.to_owned()],
-            ..Device::default()
-        };
-        let devices = [
-            ("a", Device::default()),
-            ("b", Device::default()),
-            ("c", partition("one")),
-            ("d", partition("one")),
-            ("e", partition("two")),
-            ("f", of("pci:1")),
-            ("g", of("pci:1")),
-        ];
-        for resource in [Some("example.com/gpu"), None] {
-            let pool = pool(devices.clone(), resource);
-            let left = names(
-                &pool,
-                &view(Mechanism::Dra, &["gpus/a", "gpus/c", "gpus/f", "other/b"]),
-            );
-            assert_eq!(left.unwrap(), ["b", "e"]);
-        }
     }
 }

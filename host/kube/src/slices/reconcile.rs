@@ -23,6 +23,7 @@ use super::store::SliceStore;
 use super::{SliceEvents, SliceParts, conditions};
 use crate::client::{ApiError, ErrorKind, Verb};
 use crate::drivers::{DriverSnapshot, SLICE_SETTLE};
+use crate::extended_resources::LocalPool;
 use crate::facts::NodeFacts;
 use crate::pools::PoolKey;
 use nodedock_base::clock::now_ms;
@@ -39,7 +40,7 @@ pub(super) struct Reconciler {
     unnameable: BTreeMap<PoolKey, String>,
     pools: BTreeMap<PoolKey, PoolState>,
     counters: CounterPlacement,
-    /// When the desired state is to be derived again.
+    /// Time at which the desired state is derived again.
     derive_at: Option<Instant>,
 }
 
@@ -79,12 +80,28 @@ impl Reconciler {
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.parts.failed.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
-                () = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     reconciler.step().await;
                 }
             }
+            reconciler.report_published();
         }
+    }
+
+    /// Reports whose mechanisms the desired slices have, and the pools that still have slices while any is withdrawn.
+    fn report_published(&self) {
+        let mechanisms = &self.desired.mechanisms;
+        let mut published = BTreeSet::new();
+        if mechanisms.is_any_withdrawn() {
+            let local = |PoolKey { driver, pool }: PoolKey| {
+                LocalPool::of_published(&self.parts.names, &driver, &pool)
+            };
+            published = self.store.pools().into_iter().filter_map(local).collect();
+        }
+        self.parts.extended_resources.report(|reported| {
+            (reported.slices, reported.published) = (mechanisms.generation, published);
+        });
     }
 
     fn next_due(&self) -> Option<Instant> {
@@ -157,7 +174,7 @@ impl Reconciler {
         self.pools.entry(key.clone()).or_default()
     }
 
-    /// Whether the pools of a driver that are not desired are deleted.
+    /// Returns whether the pools of a driver that are not desired are deleted.
     fn is_managed(&self, driver: &DriverName) -> bool {
         self.snapshot.serving.contains_key(driver) || self.desired.withdrawn.contains(driver)
     }
@@ -179,13 +196,8 @@ impl Reconciler {
         self.snapshot = snapshot.clone();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
         // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
-        let view = self.parts.extended_resources.view();
-        let generation = view.mechanisms.generation;
-        self.desired.set_mechanisms(view);
+        self.desired.mechanisms = self.parts.extended_resources.mechanisms();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
-        self.parts
-            .extended_resources
-            .slices_derived(generation, self.store.pools());
         self.managed()
             .difference(&managed)
             .for_each(|key| self.changed(key));
@@ -318,9 +330,11 @@ impl Reconciler {
         let pool = self.pool(key);
         pool.known.written(&slices, &done.0, status.generation);
         pool.pace.succeeded(now, wrote);
-        let is_same =
-            |(content, node): &(Arc<Content>, NodeFacts)| *content == done.0 && *node == done.1;
-        let is_repair = wrote && pool.done.as_ref().is_some_and(is_same);
+        let is_repair = wrote
+            && pool
+                .done
+                .as_ref()
+                .is_some_and(|(content, node)| *content == done.0 && *node == done.1);
         let is_contested = is_repair && pool.pace.repaired(now);
         let is_deleted = done.0.is_empty();
         pool.done = Some(done);

@@ -33,7 +33,7 @@ worded! {
 /// A published pool.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PoolStatus {
-    /// Whether the server has it as desired.
+    /// True if the server has it as desired.
     pub is_current: bool,
     pub slices: usize,
     pub devices: usize,
@@ -49,9 +49,9 @@ pub struct PoolStatus {
 pub struct SliceReport {
     pools: Arc<Mutex<BTreeMap<PoolKey, PoolStatus>>>,
     tainted: Arc<Mutex<Tainted>>,
-    /// By verb and outcome.
+    /// Writes by verb and outcome.
     pub writes: Family<WriteLabels, Counter>,
-    /// How often a pool was written again because others had changed it.
+    /// Number of times that a pool was written again because others had changed it.
     pub repairs: Counter,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct SliceSpec {
     pub(super) pool: SlicePool,
     #[serde(flatten)]
     pub(super) content: Content,
-    /// What nodedock sent, if the server made another content of it.
+    /// Content that nodedock sent, if the server changed it.
     #[serde(skip)]
     pub(super) sent: Option<Content>,
 }
@@ -81,11 +81,11 @@ mod by_name {
         deserializer: D,
     ) -> Result<BTreeMap<String, Entry>, D::Error> {
         let list = Option::<Vec<Value>>::deserialize(deserializer)?.unwrap_or_default();
-        let name = |item: &Value| Some(item.get("name")?.as_str()?.to_owned());
-        Ok(list
-            .into_iter()
-            .filter_map(|item| Some((name(&item)?, Entry::from(item))))
-            .collect())
+        let named = list.into_iter().filter_map(|item| {
+            let name = item.get("name")?.as_str()?.to_owned();
+            Some((name, Entry::from(item)))
+        });
+        Ok(named.collect())
     }
 }
 
@@ -131,7 +131,7 @@ impl SliceSpec {
         }
     }
 
-    /// Whether writing `content` would change nothing.
+    /// Returns whether writing `content` would change nothing.
     pub(super) fn holds(&self, content: &Content) -> bool {
         self.content == *content || self.sent.as_ref() == Some(content)
     }
@@ -175,12 +175,12 @@ pub(super) fn name(slice: &Slice) -> &str {
     slice.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Whether a slice is being deleted and a finalizer keeps it.
+/// Returns whether a slice is being deleted and a finalizer keeps it.
 pub(super) fn is_terminating(slice: &Slice) -> bool {
     slice.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether nodedock wrote a slice.
+/// Returns whether nodedock wrote a slice.
 pub(super) fn is_ours(slice: &Slice) -> bool {
     has_our_label(slice)
 }
@@ -192,7 +192,7 @@ pub(crate) fn has_our_label(slice: &impl ResourceExt) -> bool {
         .is_some_and(|manager| manager == NODEDOCK)
 }
 
-/// Whether a slice has the label and the owner that nodedock gives it.
+/// Returns whether a slice has the label and the owner that nodedock gives it.
 pub(super) fn is_owned_by(slice: &Slice, node: &NodeFacts) -> bool {
     let mut owners = slice
         .owner_references()

@@ -80,7 +80,7 @@ impl SliceStore {
         event: fn(Slice) -> Event<Slice>,
     ) -> Option<PoolKey> {
         let slice = object.try_parse::<Slice>();
-        // Not one of ours, and left alone.
+        // Not one of ours, and ignored.
         let slice =
             slice.inspect_err(|error| tracing::debug!(error = chain(error), "a slice is ignored"));
         let mut slice = slice.ok()?;

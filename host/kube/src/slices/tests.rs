@@ -92,7 +92,7 @@ fn content(pool: &Pool) -> Content {
     super::convert::content(pool, &Default::default(), &Default::default())
 }
 
-/// What a reader of the API takes for the devices of a pool. None: it is not complete.
+/// Returns the devices of a pool as a reader of the API sees them. None: the pool is not complete.
 fn visible(slices: &[Arc<Slice>], key: &PoolKey) -> Option<Content> {
     let slices: Vec<_> = slices
         .iter()

@@ -4,16 +4,16 @@
 //! reported, and the rest is written. Pure.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::events::camel_case;
 use nodedock_base::printable::cut;
-use nodedock_model::{Condition, DeviceStatus, NetworkData, ReportedDevice, is_label_key, limit};
+use nodedock_model::check::{self, Findings, Violation};
+use nodedock_model::{Condition, DeviceStatus, NetworkData, ReportedDevice, limit};
 
-/// Which device of a claim an entry is about.
+/// Device of a claim that an entry is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Key {
     pub driver: String,
@@ -33,7 +33,7 @@ impl Key {
         }
     }
 
-    /// Of an entry of `status.devices`, or a result of an allocation.
+    /// Reads the key of an entry of `status.devices`, or of a result of an allocation.
     pub(super) fn of(value: &Value) -> Option<Self> {
         let key = Self::deserialize(value).ok()?;
         // An empty share is none: older servers write it so.
@@ -86,11 +86,8 @@ fn conditions(
     let mut conditions = Vec::new();
     for condition in reported {
         let kind = condition.kind.as_str();
-        if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
-            left_out.push(format!(
-                "a condition whose type {:?} is no qualified name",
-                cut(kind, 64)
-            ));
+        if let Some(why) = refusal(|found| check::condition_type(found, kind)) {
+            left_out.push(format!("a condition: {why}"));
         } else if !kinds.insert(kind) {
             left_out.push(format!("a second condition {kind}"));
         } else if conditions.len() == limit::STATUS_CONDITIONS_MAX {
@@ -103,6 +100,12 @@ fn conditions(
         }
     }
     conditions
+}
+
+/// Returns what a check finds first.
+fn refusal<T>(check: impl FnOnce(&mut Findings) -> T) -> Option<String> {
+    let found = Findings::of(check).err()?;
+    found.first().map(Violation::to_string)
 }
 
 fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value {
@@ -130,67 +133,48 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
 
 /// A reason consists of letters and digits: another text is written as one.
 fn reason(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let inner = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b',' | b':');
-    let ends = bytes
-        .last()
-        .is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_');
-    let fits =
-        bytes.first().is_some_and(u8::is_ascii_alphabetic) && ends && bytes.iter().all(inner);
-    if fits && text.len() <= limit::CONDITION_REASON_BYTES_MAX {
-        return text.to_owned();
+    match refusal(|found| check::condition_reason(found, text)) {
+        None => text.to_owned(),
+        Some(_) => camel_case(text),
     }
-    camel_case(text)
 }
 
+/// The API's document has no space: its bytes are counted without.
 fn object(data: &str, left_out: &mut Vec<String>) -> Option<Value> {
-    let value: Option<Value> = serde_json::from_str(data).ok().filter(Value::is_object);
-    let Some(value) = value else {
-        left_out.push("data that is not a JSON object".to_owned());
-        return None;
-    };
-    let bytes = value.to_string().len();
-    if bytes > limit::STATUS_DATA_BYTES_MAX {
-        left_out.push(format!(
-            "data of {bytes} bytes: at most {} are taken",
-            limit::STATUS_DATA_BYTES_MAX
-        ));
-        return None;
-    }
-    Some(value)
+    let compact = serde_json::from_str(data).map(|value: Value| value.to_string());
+    let mut found = Findings::default();
+    let value = check::data(&mut found, compact.as_deref().unwrap_or(data));
+    left_out.extend(found.into_iter().map(|why| why.to_string()));
+    value.map(Value::Object)
 }
 
 fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Value> {
     let mut data = Map::new();
+    let (name, address) = (&network.interface_name, &network.hardware_address);
     let texts = [
         (
             "interfaceName",
-            &network.interface_name,
-            limit::INTERFACE_NAME_BYTES_MAX,
+            name,
+            refusal(|found| check::interface_name(found, name)),
         ),
         (
             "hardwareAddress",
-            &network.hardware_address,
-            limit::HARDWARE_ADDRESS_BYTES_MAX,
+            address,
+            refusal(|found| check::hardware_address(found, address)),
         ),
     ];
-    for (name, text, max) in texts {
-        if text.len() > max {
-            left_out.push(format!(
-                "{name} of {} bytes: at most {max} are taken",
-                text.len()
-            ));
-        } else if !text.is_empty() {
-            data.insert(name.to_owned(), text.as_str().into());
+    for (field, text, refusal) in texts {
+        match refusal {
+            Some(why) => left_out.push(why),
+            None if text.is_empty() => {}
+            None => drop(data.insert(field.to_owned(), text.as_str().into())),
         }
     }
     let mut ips: Vec<String> = Vec::new();
     for ip in &network.ips {
-        match interface_address(ip) {
-            None => left_out.push(format!(
-                "the address {:?}: not such as 192.0.2.5/24",
-                cut(ip, 64)
-            )),
+        let mut found = Findings::default();
+        match check::interface_address(&mut found, ip) {
+            None => left_out.push(format!("an address: {found}")),
             // A duplicate.
             Some(ip) if ips.contains(&ip) => {}
             Some(ip) if ips.len() == limit::STATUS_IPS_MAX => {
@@ -206,25 +190,6 @@ fn network_data(network: &NetworkData, left_out: &mut Vec<String>) -> Option<Val
         data.insert("ips".to_owned(), ips.into());
     }
     (!data.is_empty()).then(|| data.into())
-}
-
-/// An address with its prefix in the canonical form, the only one that is taken.
-fn interface_address(text: &str) -> Option<String> {
-    let (address, length) = text.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    let bits = match address {
-        IpAddr::V4(_) => 32,
-        // The API server refuses IPv4-mapped IPv6 addresses.
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => return None,
-        IpAddr::V6(_) => 128,
-    };
-    let digits =
-        !length.is_empty() && length.len() <= 3 && length.bytes().all(|b| b.is_ascii_digit());
-    let length: u8 = length
-        .parse()
-        .ok()
-        .filter(|length| digits && *length <= bits)?;
-    Some(format!("{address}/{length}"))
 }
 
 #[cfg(test)]
@@ -295,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transition_has_a_new_time_and_a_condition_that_stands_keeps_its_own() {
+    fn only_transitions_change_condition_time() {
         let before = json!({"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}]});
         let time = |status| {
             let status = DeviceStatus {
@@ -310,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_and_said_and_the_rest_goes() {
+    fn oversized_status_parts_are_left_out() {
         let many = (0..10).map(|i| Condition {
             kind: format!("C{i}"),
             ..ready(Some(true), "link-up")

@@ -1,4 +1,4 @@
-//! Which entries of a driver a claim's `status.devices` is to have. Pure.
+//! Plan of the entries that a claim's `status.devices` is to have for a driver. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use nodedock_model::{DeviceStatus, DriverName, ObjectRef, ReportedDevice};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DriverStatus {
     pub(super) claim: ObjectRef,
-    /// Of [`nodedock_model::ClaimStatuses`].
+    /// Time of the allocation, as in [`nodedock_model::ClaimStatuses`].
     pub(super) allocated_ms: u64,
     pub(super) driver: DriverName,
     pub(super) devices: Vec<ReportedDevice>,
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_applied_once_and_times_stay_while_no_condition_changes() {
+    fn report_is_applied_once() {
         let key = allocated(CLAIM);
         let ours = status(CLAIM, vec![report(&key, "Prepared")]);
         let (first, left_out) = planned(&recorded(CLAIM, vec![]), &ours, THEN);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_the_claim_does_not_have_is_left_out_and_its_share_counts() {
+    fn unallocated_device_is_left_out() {
         let none = Key {
             device: "gpu-77".to_owned(),
             ..allocated(CLAIM)
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_another_or_not_allocated_is_left_alone() {
+    fn replaced_or_deallocated_claim_is_skipped() {
         let ours = status(CLAIM, vec![report(&allocated(CLAIM), "a")]);
         assert_eq!(planned(&recorded(SHARE, vec![]), &ours, NOW).0, Plan::Past);
         let mut free = recorded(CLAIM, vec![]);

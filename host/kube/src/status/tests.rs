@@ -42,7 +42,7 @@ impl Cluster {
         self.writer.set(reported(&self.claim, reasons));
     }
 
-    /// Until the writer waits, and requests for claims since the last call.
+    /// Waits until the writer waits. Returns the requests for claims since the last call.
     async fn written(&self) -> Vec<Seen> {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let requests = self.server.requests();
@@ -140,7 +140,7 @@ fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again() {
+async fn unchanged_status_is_not_rewritten() {
     let cluster = Cluster::new(allocated()).await;
     cluster.report(&[(GPU, &["Old"])]);
     // Of two reports that wait the newer counts.
@@ -190,7 +190,7 @@ async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again
 
 /// A driver that reports after a restart leaves the entries of one that has not reported yet.
 #[tokio::test(start_paused = true)]
-async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
+async fn driver_changes_only_its_own_entries() {
     let cluster = Cluster::new(allocated()).await;
     cluster.report(&[(GPU, &["A"]), (NIC, &["B"])]);
     cluster.written().await;
@@ -211,7 +211,7 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_alone() {
+async fn conflict_is_read_again() {
     let cluster = Cluster::new(allocated()).await;
     cluster
         .server
@@ -233,10 +233,10 @@ async fn a_conflict_is_read_again_and_a_claim_that_is_another_or_gone_is_left_al
     assert_eq!((cluster.entries(), cluster.codes()), (vec![], vec![]));
 }
 
-/// As recorded: a patch of `status.devices` alone is refused as one of `status.allocation` where the claim was created by a client whose
-/// JSON has spaces.
+/// Recorded behaviour: a patch of `status.devices` alone is refused as one of `status.allocation` where the claim was created by a client
+/// whose JSON has spaces.
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_unprepared() {
+async fn spaced_parameters_set_a_condition() {
     let cluster = Cluster::new(allocated().with_spaced_parameters()).await;
     cluster.report(&[(GPU, &["New"])]);
     assert_eq!(
@@ -254,7 +254,7 @@ async fn a_claim_whose_parameters_have_white_space_is_a_condition_until_it_is_un
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_for_good_is_not_tried_again() {
+async fn permanent_refusal_is_not_retried() {
     let cluster = Cluster::new(allocated()).await;
     cluster
         .server
@@ -268,7 +268,7 @@ async fn what_is_refused_for_good_is_not_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_forbidden_is_one_condition_and_not_hammered() {
+async fn forbidden_status_backs_off() {
     let cluster = Cluster::new(allocated()).await;
     cluster.server.deny("patch", "resourceclaims/status");
     cluster.report(&[(GPU, &["New"])]);
@@ -286,7 +286,7 @@ async fn what_is_forbidden_is_one_condition_and_not_hammered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_the_api_server_is_unreachable_the_newest_waits() {
+async fn newest_status_waits_for_server() {
     let cluster = Cluster::new(allocated()).await;
     let fault = cluster.server.fail(Fault::Away, When::any());
     cluster.report(&[(GPU, &["Old"])]);
@@ -323,7 +323,7 @@ async fn writer() -> Writer {
 }
 
 #[tokio::test]
-async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
+async fn statuses_are_bounded() {
     let mut writer = writer().await;
     let uids: Vec<_> = (0..=limit::STATUSES_MAX)
         .map(|index| format!("uid-{index}"))
@@ -349,7 +349,7 @@ async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
 }
 
 #[tokio::test]
-async fn a_driver_whose_status_is_forbidden_keeps_no_other_waiting() {
+async fn forbidden_driver_delays_no_other() {
     let (now, mut writer) = (Instant::now(), writer().await);
     writer.update(&of_claims(&[("a", GPU), ("b", GPU), ("c", NIC)]));
     let first = writer.next(now).unwrap();

@@ -14,7 +14,7 @@ use nodedock_model::{
 pub(super) const TAINT_RULES_MAX: usize = 4096;
 
 /// Bytes of a text of a rule. The longest is a key: a DNS subdomain, `/` and a name.
-const TEXT_BYTES_MAX: usize = 253 + 1 + 63;
+const TEXT_BYTES_MAX: usize = limit::SUBDOMAIN_BYTES_MAX + 1 + limit::LABEL_BYTES_MAX;
 
 /// The taint that a rule adds to a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,13 +99,14 @@ impl TaintRules {
 
 impl Selector {
     fn matches(&self, device: PublishedDevice<'_>) -> bool {
-        let is = |criterion: &Option<String>, name: &str| {
-            criterion.as_deref().is_none_or(|of| of == name)
-        };
-        is(&self.driver, device.driver.as_str())
-            && is(&self.pool, device.pool.as_str())
-            && is(&self.device, device.device.as_str())
+        is_met(&self.driver, device.driver.as_str())
+            && is_met(&self.pool, device.pool.as_str())
+            && is_met(&self.device, device.device.as_str())
     }
+}
+
+fn is_met(criterion: &Option<String>, name: &str) -> bool {
+    criterion.as_deref().is_none_or(|of| of == name)
 }
 
 /// Returns `None` for a rule without a selector, which taints nothing. The empty selector taints every device.
@@ -184,12 +185,15 @@ fn text(rule: &str, field: &str, value: &Value) -> Result<Option<String>, RuleEr
 }
 
 fn error(rule: &str, field: &str, why: impl AsRef<str>) -> RuleError {
-    let short = |text: &str| one_line(text, limit::API_WORDS_BYTES_MAX);
     RuleError {
         rule: short(rule),
         field: short(field),
         why: short(why.as_ref()),
     }
+}
+
+fn short(text: &str) -> String {
+    one_line(text, limit::API_WORDS_BYTES_MAX)
 }
 
 #[cfg(test)]
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_taints_the_devices_that_satisfy_all_of_its_criteria() {
+    fn rule_taints_matching_devices_only() {
         let mut rules = TaintRules::default();
         for (name, selector) in [
             ("all", json!({})),
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_is_shown_as_the_rule_has_it_also_with_an_effect_that_is_not_known() {
+    fn unknown_taint_effect_is_shown() {
         let mut rules = TaintRules::default();
         let taint = json!({ "key": "worn", "effect": "NoExecuteGently", "timeAdded": "2026-11-20T08:16:05Z" });
         rules
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_read_is_left_out_and_the_error_names_it_and_the_field() {
+    fn unreadable_rule_is_left_out() {
         let with = |pointer: &str, value: Value| {
             let mut spec = rule(&json!({}));
             *spec.pointer_mut(pointer).unwrap() = value;
@@ -391,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn thousands_of_rules_are_bounded_and_so_are_the_taints_of_a_device() {
+    fn rules_and_taints_are_bounded() {
         let mut rules = TaintRules::default();
         for i in 0..TAINT_RULES_MAX {
             rules
@@ -421,7 +425,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a rule has in its spec: it is taken or refused with its name, and one that is refused taints nothing.
+        /// Checks that a rule with any spec is accepted, or refused with its name, and that a refused rule taints nothing.
         #[test]
         fn any_spec_is_taken_or_refused(
             texts in proptest::collection::vec(prop_oneof![Just("gpu-0".to_owned()), ".{0,80}"], 6),

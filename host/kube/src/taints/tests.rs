@@ -93,7 +93,7 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rules_are_followed_by_the_published_names_of_pools_with_one_list_and_one_watch() {
+async fn rules_are_listed_once_then_watched() {
     let mut scene = Scene::start(server().await);
     sleep(SOON).await;
     assert_eq!(scene.of("gpus"), ["pool NoExecute"]);
@@ -128,7 +128,7 @@ async fn rules_are_followed_by_the_published_names_of_pools_with_one_list_and_on
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_read_counts_while_the_api_server_is_unreachable() {
+async fn rules_outlive_server_outage() {
     let scene = Scene::start(server().await);
     sleep(SOON).await;
     let away = scene.server.fail(Fault::Status(503), When::any());
@@ -142,7 +142,7 @@ async fn what_was_read_counts_while_the_api_server_is_unreachable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_right_no_rule_is_known_and_the_list_is_retried_rarely() {
+async fn forbidden_rules_taint_nothing() {
     let server = server().await;
     server.deny("list", "devicetaintrules");
     let scene = Scene::start(server);
@@ -161,7 +161,7 @@ async fn without_the_right_no_rule_is_known_and_the_list_is_retried_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_may_be_served_without_rules() {
+async fn unserved_rules_are_found_later() {
     let scene = Scene::start(Arc::new(ApiServer::start().await));
     scene.server.put(rule("all", &json!({}), "NoSchedule"));
     sleep(SOON).await;
@@ -172,7 +172,7 @@ async fn a_version_may_be_served_without_rules() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_serve_rules_is_not_asked_for_them_until_it_does() {
+async fn rules_wait_for_a_serving_version() {
     for (versions, served) in [
         (&["v1beta1"][..], None),
         (&["v1beta1", "v1beta2"], Some("v1beta2")),

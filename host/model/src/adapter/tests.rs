@@ -36,7 +36,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn ids_that_plugins_use_have_names_that_lead_back_to_them() {
+fn plugin_ids_round_trip_through_names() {
     let uuid = "GPU-b8ea3855-276c-c9cb-b366-c6fa655957c5";
     let ids = [
         "gpu-0",
@@ -73,7 +73,7 @@ fn ids_that_plugins_use_have_names_that_lead_back_to_them() {
 }
 
 #[test]
-fn an_id_that_is_too_long_is_named_by_its_hash() {
+fn overlong_id_is_named_by_hash() {
     let (one, other) = ("/a".repeat(40), "/b".repeat(40));
     let names = [device_name(&one), device_name(&other)];
     assert_ne!(names[0], names[1]);
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn any_label_decodes_to_an_id_of_that_name_or_to_none(label in "[a-z0-9]([a-z0-9\\-]{0,60}[a-z0-9])?") {
+    fn decoded_labels_encode_to_themselves(label in "[a-z0-9]([a-z0-9\\-]{0,60}[a-z0-9])?") {
         let name = DeviceName::new(&label).unwrap();
         if let Some(id) = device_id(&name) {
             prop_assert_eq!(device_name(&id), name);
@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn devices_get_what_the_rules_say_of_their_ids() {
+fn rules_add_attributes_by_device_id() {
     let adapter = Adapter::parse(SRIOV).unwrap();
     assert!(adapter.enabled && adapter.pool.as_str() == "functions");
     let read = |path: &str| match path {
@@ -155,7 +155,7 @@ fn devices_get_what_the_rules_say_of_their_ids() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_with_its_place() {
+fn errors_name_line_and_column() {
     assert!(refusal("kind: DevicePluginAdapter").contains("missing field"));
     let changed = |from: &str, to: &str| refusal(&SRIOV.replace(from, to));
     for (from, to, wanted) in [
@@ -213,7 +213,7 @@ fn what_is_wrong_is_refused_with_its_place() {
 }
 
 #[test]
-fn an_entry_of_the_config_has_no_kind() {
+fn config_entry_needs_no_kind() {
     let entry = "{ resource: example.com/thing, driver: thing.example.com, enabled: false }";
     let adapter: Adapter = serde_saphyr::from_str(entry).unwrap();
     assert_eq!(
@@ -230,7 +230,7 @@ fn an_entry_of_the_config_has_no_kind() {
 }
 
 #[test]
-fn the_driver_of_a_plugin_is_named_after_its_resource_and_no_two_have_one() {
+fn plugin_drivers_have_unique_resource_names() {
     let of = |resource: &str| plugin_driver(&ExtendedResource::new(resource).unwrap()).to_string();
     assert_eq!(of("nvidia.com/gpu"), "gpu.nvidia.com.plugin.nodedock.dev");
     let long = format!("example.com/{}", "x".repeat(60));

@@ -20,7 +20,7 @@ pub struct NodeFacts<'a> {
     /// The name of its subsystem in `/sys`; of a device that `/sys` does not show, the name under which a module registered the major
     /// number (`/proc/devices`).
     pub subsystem: Option<&'a str>,
-    /// Whether it is the machine's console now (`/sys/class/tty/console/active`).
+    /// True if it is the machine's console now (`/sys/class/tty/console/active`).
     pub is_console: bool,
 }
 
@@ -158,11 +158,11 @@ pub fn device_node(facts: NodeFacts<'_>) -> Option<Naming> {
             .iter()
             .any(|majors| majors.contains(&major));
     let is_memory = major == MEMORY_MAJOR && !HARMLESS_MINORS.contains(&minor);
-    let has_name = |names: &[&str]| name.is_some_and(|name| names.contains(&name));
+
     match subsystem {
         _ if is_terminal || is_memory || is_console => None,
         Some(subsystem) if NEVER_SUBSYSTEMS.contains(&subsystem) => None,
-        Some("misc") if has_name(NEVER_MISC) => None,
+        Some("misc") if name.is_some_and(|name| NEVER_MISC.contains(&name)) => None,
         Some("vfio") if name.is_some_and(|name| name.starts_with(WITHOUT_IOMMU)) => None,
         Some(subsystem) if DEVICE_SUBSYSTEMS.contains(&subsystem) => Some(Naming::Glob),
         Some(_) | None => Some(Naming::Path),
@@ -275,7 +275,7 @@ pub const SHARED_PARENTS: &[&str] = &[
     "/var/lib",
 ];
 
-/// Directories whose names other paths must not stand for: a bind mount of one of them elsewhere is no way round a rule.
+/// Directories that no other path may lead to: a bind mount of one of them at another path does not bypass a rule.
 pub const WELL_KNOWN: &[&str] = &[
     "/",
     "/boot",
@@ -309,7 +309,7 @@ pub const WELL_KNOWN: &[&str] = &[
     "/var/cache/nodedock",
 ];
 
-/// Below them a container may write, if the grant says so.
+/// Patterns of paths that a container may write, if the grant allows it.
 static WRITABLE: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
         "/{opt,run,srv,mnt,media,data,scratch}/**",

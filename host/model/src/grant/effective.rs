@@ -55,16 +55,15 @@ struct WriteRules(Vec<(PatternSet, Regex)>);
 
 impl WriteRules {
     fn new(entries: &[ValueGrant]) -> Result<Self, EffectiveError> {
-        let rule = |entry: &ValueGrant| {
-            let glob = PatternSet::new([&entry.glob])?;
-            Ok((
-                glob,
-                whole_value(&entry.pattern).map_err(EffectiveError::Value)?,
-            ))
-        };
         entries
             .iter()
-            .map(rule)
+            .map(|entry| {
+                let glob = PatternSet::new([&entry.glob])?;
+                Ok((
+                    glob,
+                    whole_value(&entry.pattern).map_err(EffectiveError::Value)?,
+                ))
+            })
             .collect::<Result<_, EffectiveError>>()
             .map(Self)
     }
@@ -155,10 +154,8 @@ impl Effective {
 
     /// Returns whether a driver can change the node itself. Everything else that is granted is for containers, or only read.
     pub fn can_change_node(&self) -> bool {
-        let both =
-            |asked: &WriteRules, granted: &WriteRules| !asked.0.is_empty() && !granted.0.is_empty();
-        both(&self.sysfs_write_asked, &self.sysfs_write_granted)
-            || both(&self.pci_driver_asked, &self.pci_driver_granted)
+        is_both(&self.sysfs_write_asked, &self.sysfs_write_granted)
+            || is_both(&self.pci_driver_asked, &self.pci_driver_granted)
     }
 
     /// `path` is relative to `/sys` and normalised.
@@ -253,4 +250,8 @@ impl Effective {
         };
         self.stands() && is_granted
     }
+}
+
+fn is_both(asked: &WriteRules, granted: &WriteRules) -> bool {
+    !asked.0.is_empty() && !granted.0.is_empty()
 }

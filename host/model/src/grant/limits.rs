@@ -156,17 +156,16 @@ pub fn requested_limits(
 pub(super) fn check(
     entries: BTreeMap<LimitKey, Option<Spanned<u32>>>,
 ) -> Result<LimitValues, SideFileError> {
-    let check = |(key, entry): (LimitKey, Spanned<u32>)| match key.bounds() {
-        (_, max) if !(1..=max).contains(&entry.value) => Err(SideFileError::at(
-            &entry,
-            format!("{key} is {}, and 1 to {max} is allowed", entry.value),
-        )),
-        _ => Ok((key, entry.value)),
-    };
     entries
         .into_iter()
         .filter_map(|(key, entry)| Some((key, entry?)))
-        .map(check)
+        .map(|(key, entry)| match key.bounds() {
+            (_, max) if !(1..=max).contains(&entry.value) => Err(SideFileError::at(
+                &entry,
+                format!("{key} is {}, and 1 to {max} is allowed", entry.value),
+            )),
+            _ => Ok((key, entry.value)),
+        })
         .collect()
 }
 
@@ -175,10 +174,9 @@ pub(super) fn beyond(
     requested: &LimitValues,
     granted: &LimitValues,
 ) -> impl Iterator<Item = String> {
-    let granted = |key: &LimitKey| granted.get(key).copied().unwrap_or(key.bounds().0);
-    let beyond = requested
-        .iter()
-        .filter(move |(key, requested)| **requested > granted(key));
+    let beyond = requested.iter().filter(move |(key, requested)| {
+        **requested > granted.get(key).copied().unwrap_or(key.bounds().0)
+    });
     beyond.map(|(key, requested)| format!("limits.{key}: {requested}"))
 }
 

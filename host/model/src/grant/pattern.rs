@@ -1,7 +1,7 @@
-//! Globs over paths and names, and whether one covers another.
+//! Globs over paths and names, and the check that one covers another.
 //!
-//! `*` and `?` stay inside a path segment, `**` stands for whole segments, `[…]` and `{a,b}` are as in a shell. There are no
-//! escapes: nothing below `/sys` or `/dev` needs them.
+//! `*` and `?` stay inside a path segment, `**` matches whole segments, `[…]` and `{a,b}` are as in a shell. There are no escapes: nothing
+//! below `/sys` or `/dev` needs them.
 
 pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
@@ -12,14 +12,14 @@ use crate::rule::is_unprintable;
 /// Alternatives that the cover check expands; beyond that it only compares texts.
 const ALTERNATIVES_MAX: usize = 64;
 
-/// How explicitly a grant has to name something.
+/// Degree of explicitness with which a grant has to name something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Naming {
-    /// By any glob.
+    /// Any glob.
     Glob,
-    /// By a glob that begins with this many path segments without wildcards.
+    /// A glob that begins with this many path segments without wildcards.
     Directory(usize),
-    /// By the exact path.
+    /// The exact path.
     Path,
 }
 
@@ -53,14 +53,17 @@ pub fn literal_prefix(text: &str) -> &str {
 
 /// Returns how many segments are before the first one with a wildcard, in each alternative (`{a,b}`).
 pub fn literal_segments(glob: &str) -> usize {
-    let before = |glob: &String| {
-        glob.trim_start_matches('/')
-            .split('/')
-            .take_while(|segment| is_literal(segment))
-            .count()
-    };
     alternatives(glob)
-        .and_then(|all| all.iter().map(before).min())
+        .and_then(|all| {
+            all.iter()
+                .map(|glob| {
+                    glob.trim_start_matches('/')
+                        .split('/')
+                        .take_while(|segment| is_literal(segment))
+                        .count()
+                })
+                .min()
+        })
         .unwrap_or(0)
 }
 
@@ -150,8 +153,10 @@ impl PatternSet {
 
     /// Returns whether one of the globs matches and begins with this many segments without wildcards.
     pub fn matches_below(&self, text: &str, segments: usize) -> bool {
-        let is_below = |index: usize| literal_segments(&self.texts[index]) >= segments;
-        self.globs.matches(text).into_iter().any(is_below)
+        self.globs
+            .matches(text)
+            .into_iter()
+            .any(|index| literal_segments(&self.texts[index]) >= segments)
     }
 
     /// Returns whether one of the globs matches everything that `requested` matches.
@@ -209,22 +214,25 @@ fn path_covers(granted: &str, requested: &str) -> bool {
 fn segments_cover(granted: &[&str], requested: &[&str]) -> bool {
     let last = granted.len().saturating_sub(1);
     let any = |place: usize, granted: &&str| match *granted {
-        // At the end `**` stands for at least one segment.
+        // At the end `**` matches at least one segment.
         "**" if place == last => Some(1),
         "**" => Some(0),
         _ => None,
     };
-    let takes = |granted: &&str, asked: &&str| *asked != "**" && segment_covers(granted, asked);
-    covers_sequence(granted, requested, any, takes)
+    covers_sequence(granted, requested, any, |granted, asked| {
+        *asked != "**" && segment_covers(granted, asked)
+    })
 }
 
 /// Wildcards of the request are opaque: only a star, or the same wildcard, covers them.
 fn segment_covers(granted: &str, requested: &str) -> bool {
-    let any = |_: usize, token: &Token<'_>| (*token == Token::Star).then_some(0);
     match (tokens(granted), tokens(requested)) {
-        (Some(granted), Some(requested)) => {
-            covers_sequence(&granted, &requested, any, Token::takes)
-        }
+        (Some(granted), Some(requested)) => covers_sequence(
+            &granted,
+            &requested,
+            |_, token| (*token == Token::Star).then_some(0),
+            Token::takes,
+        ),
         _ => false,
     }
 }
@@ -302,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stays_in_its_segment_and_two_stars_do_not() {
+    fn only_double_star_crosses_segments() {
         let set = PatternSet::new(["bus/pci/devices/*/vendor", "class/net/**"]).unwrap();
         assert!(set.matches("bus/pci/devices/0000:00:01.0/vendor"));
         assert!(!set.matches("bus/pci/devices/0000:00:01.0/x/vendor"));
@@ -312,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_mean_something_else_elsewhere_are_refused() {
+    fn ambiguous_globs_are_refused() {
         for bad in [
             "",
             "/",
@@ -355,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_that_fit_in_many_ways_are_compared_at_once() {
+    fn glob_comparison_takes_bounded_time() {
         let wide = format!("{}b", "**/a/".repeat(80));
         assert!(covers(&wide, &format!("*/{}b", "a/".repeat(200))));
         assert!(!covers(&wide, &format!("{}*", "a/".repeat(200))));

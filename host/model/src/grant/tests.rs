@@ -19,7 +19,7 @@ fn strings(entries: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn every_key_but_the_head_is_optional() {
+fn only_grant_header_is_required() {
     assert_eq!(grant(""), Grant::empty());
     let full = grant(
         "sysfsRead: [\"bus/pci/devices/*/vendor\"]\nsysfsWrite: [{glob: a/b, pattern: \"[0-9]+\"}]\ndeviceNodes: [/dev/fuse]\n\
@@ -59,7 +59,7 @@ fn every_key_but_the_head_is_optional() {
 }
 
 #[test]
-fn a_refused_file_names_line_and_column() {
+fn refused_grant_names_line_and_column() {
     for (body, place, reason) in [
         ("sysfsRaed: []\n", "line 3, column 1", "sysfsRaed"),
         (
@@ -229,7 +229,7 @@ fn the_difference_is_readable() {
 }
 
 #[test]
-fn allowed_is_what_is_asked_for_and_granted() {
+fn effective_needs_request_and_grant() {
     let request = Capabilities {
         sysfs_read: strings(&["class/net/*/address", "class/drm/*"]),
         sysfs_write: vec![ValueGrant {
@@ -275,7 +275,7 @@ fn allowed_is_what_is_asked_for_and_granted() {
 
 /// All limits of a printed grant, including the proposed ones, are the effective defaults.
 #[test]
-fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
+fn printed_grant_proposes_effective_limits() {
     for asked in [
         LimitValues::new(),
         requested_limits(None, None, Some(500), None),
@@ -297,7 +297,7 @@ fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
 }
 
 #[test]
-fn the_page_on_security_tells_every_limit_of_a_grant() {
+fn security_page_lists_every_limit() {
     let page = include_str!("../../../../docs/security.md");
     let rows: Vec<Vec<&str>> = page
         .lines()
@@ -349,7 +349,7 @@ fn limits_stay_within_grant_and_ceiling() {
 }
 
 #[test]
-fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
+fn withdrawn_capabilities_apply_to_all_owners() {
     let allowed = Capabilities {
         sysfs_read: strings(&["a/*", "a/b"]),
         sysfs_write: vec![ValueGrant {
@@ -408,7 +408,7 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
 }
 
 #[test]
-fn rules_that_cover_nothing_that_was_read_are_found() {
+fn rules_without_any_read_are_found() {
     let rules = strings(&["class/net/**", "class/drm/*/device"]);
     let read = |texts: &[&str]| texts.iter().map(ToString::to_string).collect();
     assert_eq!(
@@ -426,7 +426,7 @@ fn rules_that_cover_nothing_that_was_read_are_found() {
 }
 
 #[test]
-fn annotations_of_runtimes_need_their_exact_keys() {
+fn runtime_annotations_need_exact_keys() {
     let body = "annotations: [\"acme.com/*\", \"devices.nri.io/*\", \"containerd.io/*\", run.oci.keep_original_groups, devices.nri.io/container.a]\n";
     let effective = Effective::new(&Capabilities::default(), &grant(body)).unwrap();
     for key in [
@@ -449,7 +449,7 @@ fn annotations_of_runtimes_need_their_exact_keys() {
 }
 
 #[test]
-fn a_request_that_a_glob_does_not_name_is_missing() {
+fn path_beyond_globs_is_missing() {
     let request = Capabilities {
         mounts: strings(&["/usr/bin/acme", "/opt/acme/**", "/etc/acme/conf"]),
         host_files: strings(&["/etc/acme/list"]),

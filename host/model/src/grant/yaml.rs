@@ -25,53 +25,66 @@ pub fn to_yaml(
             lines.extend(entries.into_iter().map(|entry| format!("  - {entry}")));
         }
     };
-    let all = |entries: &[String]| entries.iter().map(|entry| quoted(entry)).collect();
-    let write = |ValueGrant { glob, pattern }: &ValueGrant| {
-        format!("{{glob: {}, pattern: {}}}", quoted(glob), quoted(pattern))
-    };
-    list("sysfsRead", "Paths below /sys.", all(&request.sysfs_read));
+    list(
+        "sysfsRead",
+        "Paths below /sys.",
+        quoted_all(&request.sysfs_read),
+    );
     let written =
         "Paths below /sys that it writes while it prepares and unprepares, and the values.";
     list(
         "sysfsWrite",
         written,
-        request.sysfs_write.iter().map(write).collect(),
+        request
+            .sysfs_write
+            .iter()
+            .map(|ValueGrant { glob, pattern }| {
+                format!("{{glob: {}, pattern: {}}}", quoted(glob), quoted(pattern))
+            })
+            .collect(),
     );
     list(
         "hostFiles",
         "Files outside /sys and /dev that it reads.",
-        all(&request.host_files),
+        quoted_all(&request.host_files),
     );
-    let bind = |ValueGrant { glob, pattern }: &ValueGrant| {
-        format!(
-            "{{functions: {}, drivers: {}}}",
-            quoted(glob),
-            quoted(pattern)
-        )
-    };
     let bound =
         "PCI functions that it binds while it prepares and unprepares, and the kernel drivers.";
     list(
         "pciDriver",
         bound,
-        request.pci_driver.iter().map(bind).collect(),
+        request
+            .pci_driver
+            .iter()
+            .map(|ValueGrant { glob, pattern }| {
+                format!(
+                    "{{functions: {}, drivers: {}}}",
+                    quoted(glob),
+                    quoted(pattern)
+                )
+            })
+            .collect(),
     );
     let nodes = "Device nodes that it looks at and gives to containers.";
-    list("deviceNodes", nodes, all(&request.device_nodes));
+    list("deviceNodes", nodes, quoted_all(&request.device_nodes));
     let mounts = "Directories and files of the node that it mounts into containers.";
-    list("mounts", mounts, all(&request.mounts));
+    list("mounts", mounts, quoted_all(&request.mounts));
     let hooks = "Programs of the node that run as root when a container starts.";
-    list("hooks", hooks, all(&request.hooks));
+    list("hooks", hooks, quoted_all(&request.hooks));
     list(
         "env",
         "Environment variables that it sets in containers.",
-        all(&request.env),
+        quoted_all(&request.env),
     );
     let interfaces = "Network interfaces that it looks at and moves into containers.";
-    list("netDevices", interfaces, all(&request.net_devices));
+    list("netDevices", interfaces, quoted_all(&request.net_devices));
     lines.extend(UNREQUESTED.lines().map(str::to_owned));
     push_limits(&mut lines, limits);
     lines.join("\n") + "\n"
+}
+
+fn quoted_all(entries: &[String]) -> Vec<String> {
+    entries.iter().map(|entry| quoted(entry)).collect()
 }
 
 /// Capabilities that a driver does not request: what it returns needs them.
@@ -85,7 +98,7 @@ const UNREQUESTED: &str = r#"# Not requested, and refused without a grant when t
 
 /// Prints the limits that the driver requests, and all others as comments.
 fn push_limits(lines: &mut Vec<String>, requested: &LimitValues) {
-    lines.push("# Limits. What is commented out applies as it stands here.".to_owned());
+    lines.push("# Limits. A limit in a comment has this value.".to_owned());
     lines.push(format!(
         "{}limits:",
         if requested.is_empty() { "# " } else { "" }

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::location::Location;
-use super::{PluginSink, Registration, Shared, stopping};
+use super::{EndpointsState, PluginSink, Registration, stopping};
 use crate::grpc::{DevicePlugin, Following};
 use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
@@ -29,7 +29,7 @@ struct Pending {
 }
 
 pub(super) struct ResourceController<S: PluginSink> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<EndpointsState<S>>,
     resource: ExtendedResource,
     registered: Option<Location>,
     serving: Option<Serving<S::Id>>,
@@ -48,12 +48,12 @@ struct Serving<Id> {
     following: Following,
     since: Instant,
     has_listed: bool,
-    /// Whether a missing list was logged.
+    /// True if a missing list was logged.
     complained: bool,
 }
 
 impl<S: PluginSink> ResourceController<S> {
-    pub(super) fn new(shared: Arc<Shared<S>>, resource: ExtendedResource) -> Self {
+    pub(super) fn new(shared: Arc<EndpointsState<S>>, resource: ExtendedResource) -> Self {
         Self {
             shared,
             resource,
@@ -236,8 +236,11 @@ impl<S: PluginSink> ResourceController<S> {
     }
 
     fn lost(&mut self, why: &Problem) {
-        let is_steady = |serving: &Serving<_>| serving.since.elapsed() >= DEVICE_STREAM_STEADY;
-        if self.serving.as_ref().is_some_and(is_steady) {
+        if self
+            .serving
+            .as_ref()
+            .is_some_and(|serving| serving.since.elapsed() >= DEVICE_STREAM_STEADY)
+        {
             self.backoff.reset();
         }
         self.leave(why);
@@ -256,8 +259,12 @@ impl<S: PluginSink> ResourceController<S> {
             return;
         }
         let since = *self.missing_since.get_or_insert_with(Instant::now);
-        let called = |location: &mut Location| matches!(location, Location::Beside { .. });
-        if since.elapsed() >= limit::RESOURCE_GRACE && self.registered.take_if(called).is_some() {
+        if since.elapsed() >= limit::RESOURCE_GRACE
+            && self
+                .registered
+                .take_if(|location| matches!(location, Location::Beside { .. }))
+                .is_some()
+        {
             tracing::warn!(%resource, "removed a device plugin whose socket is gone; it may register again");
         }
     }

@@ -13,9 +13,9 @@ const SHOWN_CHARS_MAX: usize = 128;
 /// Location of a plugin's socket, by the way in which it registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// By a call on `kubelet.sock`: a file in the directory of device plugins.
+    /// Plugin registered by a call on `kubelet.sock`: a file in the directory of device plugins.
     Beside { directory: PathBuf, name: String },
-    /// By a registration socket, whose removal ends the registration: an absolute path, checked at its registration.
+    /// Plugin registered by a registration socket, whose removal ends the registration: an absolute path, checked at its registration.
     At {
         endpoint: PathBuf,
         registration: String,
@@ -25,24 +25,22 @@ pub enum Location {
 impl Location {
     /// Returns the endpoint of a request to register: a file in `directory`, other than the registration socket itself.
     pub fn beside(directory: &Path, endpoint: &str, reserved: &str) -> Result<Self, Problem> {
-        let invalid = |why: &str| {
-            let shown: String = endpoint.chars().take(SHOWN_CHARS_MAX).collect();
-            Problem::invalid(
-                ProblemCode::EndpointNotValid,
-                format!("endpoint {shown:?}: {why}"),
-            )
-        };
         let is_name = !matches!(endpoint, "" | "." | "..") && !endpoint.contains(['/', '\0']);
         if !is_name {
-            return Err(invalid(
+            return Err(invalid_name(
+                endpoint,
                 "the name of a file in the directory of device plugins is wanted, without '/'",
             ));
         }
         if endpoint == reserved {
-            return Err(invalid("this is the socket on which plugins register"));
+            return Err(invalid_name(
+                endpoint,
+                "this is the socket on which plugins register",
+            ));
         }
         if directory.as_os_str().len() + 1 + endpoint.len() > limit::SOCKET_PATH_BYTES_MAX {
-            return Err(invalid(
+            return Err(invalid_name(
+                endpoint,
                 "with its directory it is longer than the 107 bytes of a socket's path",
             ));
         }
@@ -93,4 +91,12 @@ impl Location {
         }
         Ok(resolved)
     }
+}
+
+fn invalid_name(endpoint: &str, why: &str) -> Problem {
+    let shown: String = endpoint.chars().take(SHOWN_CHARS_MAX).collect();
+    Problem::invalid(
+        ProblemCode::EndpointNotValid,
+        format!("endpoint {shown:?}: {why}"),
+    )
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Event, Options, Plugin, Register, Script};
+use native_device_plugin::{Device, Event, Options, Plugin, Register, Script, ScriptedOutcome};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
@@ -236,7 +236,7 @@ async fn allocate(driver: &Arc<dyn DeviceDriver>) -> Result<String, Problem> {
 }
 
 #[tokio::test]
-async fn a_plugin_arrives_and_its_lists_follow_each_the_one_before() {
+async fn plugin_lists_follow_in_order() {
     let mut bench = Bench::new();
     let (plugin, one) = bench.registered(Script::ok(), &["a", "b"]).await;
     let driver = bench.driver(one);
@@ -247,7 +247,7 @@ async fn a_plugin_arrives_and_its_lists_follow_each_the_one_before() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registers_again_replaces_itself_without_a_report_of_its_former_self() {
+async fn second_registration_replaces_first_silently() {
     let mut bench = Bench::new();
     let (first, _) = bench.registered(Script::ok(), &["a", "b"]).await;
     // The same again, as a plugin does when it sees a new socket.
@@ -261,13 +261,13 @@ async fn a_plugin_that_registers_again_replaces_itself_without_a_report_of_its_f
 }
 
 #[tokio::test]
-async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
+async fn failed_registration_keeps_previous_plugin() {
     let mut bench = Bench::new();
     let (good, one) = bench.registered(Script::ok(), &["a"]).await;
     let nowhere = location(&bench.dir, "nowhere.sock");
     let refused = bench.endpoints.register(&resource(RESOURCE), nowhere).await;
     assert_eq!(refused.unwrap_err().kind, ProblemKind::NotFound);
-    good.set_script(Script::ok().options(Answer::refuse("no GPU")));
+    good.set_script(Script::ok().options(ScriptedOutcome::refuse("no GPU")));
     assert!(
         bench
             .register(&good)
@@ -281,9 +281,11 @@ async fn a_registration_that_fails_leaves_the_one_before_as_it_is() {
 }
 
 #[tokio::test]
-async fn a_call_in_flight_ends_with_its_plugin_and_the_next_goes_to_the_one_in_its_place() {
+async fn call_fails_when_its_plugin_dies() {
     let mut bench = Bench::new();
-    let (old, one) = bench.registered(Script::always(Answer::Hang), &["a"]).await;
+    let (old, one) = bench
+        .registered(Script::always(ScriptedOutcome::Hang), &["a"])
+        .await;
     let driver = bench.driver(one);
     let (answer, ()) = tokio::join!(allocate(&driver), async {
         while !matches!(old.event().await, Event::Allocate { .. }) {}
@@ -298,11 +300,13 @@ async fn a_call_in_flight_ends_with_its_plugin_and_the_next_goes_to_the_one_in_i
 }
 
 #[tokio::test]
-async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_when_the_old_one_ends()
- {
+async fn replaced_socket_spares_calls_in_flight() {
     let mut bench = Bench::new();
     let due = Arc::new(Notify::new());
-    let answer = Answer::After(due.clone(), Box::new(Answer::ok(&["old".to_owned()])));
+    let answer = ScriptedOutcome::After(
+        due.clone(),
+        Box::new(ScriptedOutcome::ok(&["old".to_owned()])),
+    );
     let (old, one) = bench.registered(Script::always(answer), &["a"]).await;
     let driver = bench.driver(one);
     let (answer, _new) = tokio::join!(allocate(&driver), async {
@@ -322,11 +326,11 @@ async fn a_socket_that_is_replaced_does_not_harm_a_call_in_flight_and_is_taken_w
 }
 
 #[tokio::test]
-async fn of_two_registrations_at_once_the_later_counts() {
+async fn later_registration_wins() {
     let mut bench = Bench::new();
     let mut options = Options::new(RESOURCE, bench.dir.path());
     options.endpoint = "slow.sock".to_owned();
-    let slow = Plugin::unregistered(options, Script::ok().options(Answer::Hang)).unwrap();
+    let slow = Plugin::unregistered(options, Script::ok().options(ScriptedOutcome::Hang)).unwrap();
     let quick = bench.plugin(Script::ok(), &["b"]);
     let (earlier, later) = tokio::join!(bench.register(&slow), async {
         assert_eq!(slow.event().await, Event::OptionsAsked);
@@ -341,7 +345,7 @@ async fn of_two_registrations_at_once_the_later_counts() {
 }
 
 #[tokio::test]
-async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
+async fn five_hundred_registrations_leave_one_plugin() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
     let outcomes = futures::future::join_all((0..500).map(|_| bench.register(&plugin))).await;
@@ -360,7 +364,7 @@ async fn five_hundred_registrations_of_a_resource_leave_one_plugin() {
 }
 
 #[tokio::test]
-async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_refused() {
+async fn resources_beyond_the_bound_are_refused() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &["a"]);
     let names: Vec<_> = (0..500)
@@ -396,9 +400,9 @@ async fn five_hundred_resources_are_accepted_up_to_the_bound_and_the_others_are_
 }
 
 #[tokio::test]
-async fn a_registration_ends_with_the_call_of_its_plugin() {
+async fn cancelled_call_ends_its_registration() {
     let bench = Bench::new();
-    let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
+    let plugin = bench.plugin(Script::ok().options(ScriptedOutcome::Hang), &[]);
     tokio::select! {
         outcome = bench.register(&plugin) => panic!("{outcome:?}"),
         event = plugin.event() => assert_eq!(event, Event::OptionsAsked),
@@ -408,9 +412,9 @@ async fn a_registration_ends_with_the_call_of_its_plugin() {
 }
 
 #[tokio::test]
-async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
+async fn concurrent_registrations_are_limited() {
     let bench = Bench::new();
-    let plugin = bench.plugin(Script::ok().options(Answer::Hang), &[]);
+    let plugin = bench.plugin(Script::ok().options(ScriptedOutcome::Hang), &[]);
     for index in 0..REGISTRATIONS_AT_ONCE * 2 {
         let (endpoints, location) = (
             bench.endpoints.clone(),
@@ -429,7 +433,7 @@ async fn plugins_that_do_not_answer_are_asked_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
+async fn failing_stream_backs_off() {
     let mut bench = Bench::new();
     let plugin = bench.plugin(Script::ok(), &[]);
     let began = Instant::now();
@@ -452,7 +456,7 @@ async fn a_plugin_whose_stream_ends_at_once_is_tried_ever_more_seldom() {
 }
 
 #[tokio::test]
-async fn a_plugin_whose_socket_is_gone_for_the_grace_period_is_removed() {
+async fn plugin_without_socket_is_removed() {
     let mut bench = Bench::new();
     let (plugin, one) = bench.registered(Script::ok(), &["a"]).await;
     std::fs::remove_file(plugin.options().socket()).unwrap();
@@ -480,7 +484,7 @@ async fn until_registered(plugin: &Plugin) {
 }
 
 #[tokio::test]
-async fn a_registration_socket_brings_a_plugin_and_takes_it_away() {
+async fn registration_socket_adds_and_removes_plugin() {
     let mut bench = Bench::watching();
     let plugin = bench.start("one", "a").await;
     let one = bench.arrived_with(&["a"]).await;
@@ -498,7 +502,7 @@ async fn a_registration_socket_brings_a_plugin_and_takes_it_away() {
 }
 
 #[tokio::test]
-async fn of_two_registration_sockets_the_newer_serves_and_the_older_falls_in_for_it() {
+async fn older_socket_takes_over_from_newer() {
     let mut bench = Bench::watching();
     let _old = bench.start("old", "a").await;
     bench.arrived_with(&["a"]).await;
@@ -511,7 +515,7 @@ async fn of_two_registration_sockets_the_newer_serves_and_the_older_falls_in_for
 }
 
 #[tokio::test]
-async fn of_two_registration_sockets_the_older_goes_without_a_word() {
+async fn removing_older_socket_is_silent() {
     let mut bench = Bench::watching();
     let old = bench.start("old", "a").await;
     bench.arrived_with(&["a"]).await;
@@ -530,7 +534,7 @@ async fn of_two_registration_sockets_the_older_goes_without_a_word() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
+async fn plugin_serving_late_is_connected() {
     let mut bench = Bench::watching();
     let directory = bench.dir.path().join("late");
     std::fs::create_dir(&directory).unwrap();
@@ -556,7 +560,7 @@ async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registers_by_call_is_not_removed_with_the_registration_socket_of_another() {
+async fn call_registration_survives_other_sockets_removal() {
     let mut bench = Bench::watching();
     let first = bench.start("one", "a").await;
     bench.arrived_with(&["a"]).await;

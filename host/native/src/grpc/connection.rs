@@ -27,7 +27,7 @@ pub enum DialError {
 }
 
 #[derive(Debug, Clone, Default)]
-struct State {
+struct ConnectionState {
     link: Link,
     /// The channel while the link is connected.
     channel: Option<Channel>,
@@ -36,14 +36,14 @@ struct State {
 /// Handle to a connection, shared by clones. It stays until the tasks stop with which it was opened.
 #[derive(Debug, Clone)]
 pub struct Connection {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     redial: Arc<Notify>,
 }
 
 impl Connection {
     /// Starts to connect.
     pub fn open(socket: PathBuf, tasks: &Tasks) -> Self {
-        let (sender, state) = watch::channel(State::default());
+        let (sender, state) = watch::channel(ConnectionState::default());
         let redial = Arc::new(Notify::new());
         let task = ConnectionTask {
             socket,
@@ -87,7 +87,7 @@ impl Connection {
 /// Maintains the connection.
 struct ConnectionTask {
     socket: PathBuf,
-    state: watch::Sender<State>,
+    state: watch::Sender<ConnectionState>,
     redial: Arc<Notify>,
 }
 
@@ -102,7 +102,7 @@ impl ConnectionTask {
                 // Safe to drop: calls in flight have their own handles and end by themselves, here and below.
                 () = &mut stopped => break,
                 () = self.redial.notified() => {
-                    self.state.send_replace(State::default());
+                    self.state.send_replace(ConnectionState::default());
                     continue;
                 }
                 () = self.connect_once(&mut backoff) => {}
@@ -113,7 +113,7 @@ impl ConnectionTask {
                 () = tokio::time::sleep(backoff.delay()) => {}
             }
         }
-        self.state.send_replace(State {
+        self.state.send_replace(ConnectionState {
             link: Link::Closed,
             channel: None,
         });
@@ -124,7 +124,7 @@ impl ConnectionTask {
         let lost = match dial(&self.socket, PLUGIN_DIAL).await {
             Ok((channel, ended)) => {
                 backoff.reset();
-                self.state.send_replace(State {
+                self.state.send_replace(ConnectionState {
                     link: Link::Connected,
                     channel: Some(channel),
                 });

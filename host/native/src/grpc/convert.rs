@@ -56,11 +56,12 @@ pub(super) fn prepared(
     service: DraService,
     answer: wire::NodePrepareResourcesResponse,
 ) -> impl Iterator<Item = (String, Result<PreparedClaim, Problem>)> {
-    let checked = move |answer| prepared_claim(peer, service, answer);
-    answer
-        .claims
-        .into_iter()
-        .map(move |entry| (entry.key, checked(entry.value.unwrap_or_default())))
+    answer.claims.into_iter().map(move |entry| {
+        (
+            entry.key,
+            prepared_claim(peer, service, entry.value.unwrap_or_default()),
+        )
+    })
 }
 
 /// Reads every entry of a response as `prepared` does.
@@ -68,11 +69,12 @@ pub(super) fn unprepared(
     peer: &str,
     answer: wire::NodeUnprepareResourcesResponse,
 ) -> impl Iterator<Item = (String, Result<(), Problem>)> {
-    let outcome = move |answer: wire::NodeUnprepareResourceResponse| refused(peer, &answer.error);
-    answer
-        .claims
-        .into_iter()
-        .map(move |entry| (entry.key, outcome(entry.value.unwrap_or_default())))
+    answer.claims.into_iter().map(move |entry| {
+        (
+            entry.key,
+            refused(peer, &entry.value.unwrap_or_default().error),
+        )
+    })
 }
 
 fn prepared_claim(
@@ -113,16 +115,11 @@ pub(super) fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<Prepare
             shown(&answer.device_name)
         );
         let device = prepared_device(answer).map_err(|why| format!("{subject}: {why}"))?;
-        let same = |other: &&mut PreparedDevice| {
-            (&other.pool, &other.device, &other.share_id, &other.requests)
-                == (
-                    &device.pool,
-                    &device.device,
-                    &device.share_id,
-                    &device.requests,
-                )
-        };
-        match devices.iter_mut().find(same) {
+        let same = devices.iter_mut().find(|other| {
+            (&other.pool, &other.device) == (&device.pool, &device.device)
+                && (&other.share_id, &other.requests) == (&device.share_id, &device.requests)
+        });
+        match same {
             Some(other) => merge(&mut other.access, device.access)
                 .map_err(|why| format!("{subject}: {why}"))?,
             None => devices.push(device),
@@ -164,19 +161,20 @@ fn prepared_device(answer: wire::Device) -> Result<PreparedDevice, String> {
 
 /// Containers use base names, so a subrequest from a plugin is removed.
 fn base_requests(requests: Vec<String>) -> Result<Vec<String>, String> {
-    let base = |request: String| {
-        let base = request.split('/').next().unwrap_or_default();
-        if is_dns_label(base) {
-            Ok(base.to_owned())
-        } else {
-            Err(format!("request {} is no name", shown(&request)))
-        }
-    };
     requests
         .into_iter()
-        .map(base)
+        .map(base_request)
         .collect::<Result<_, _>>()
         .map(unique)
+}
+
+fn base_request(request: String) -> Result<String, String> {
+    let base = request.split('/').next().unwrap_or_default();
+    if is_dns_label(base) {
+        Ok(base.to_owned())
+    } else {
+        Err(format!("request {} is no name", shown(&request)))
+    }
 }
 
 /// A plugin may append to its earlier result in a repeated call.

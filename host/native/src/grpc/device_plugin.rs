@@ -39,7 +39,7 @@ pub struct Following {
 
 /// A device plugin on one connection. Its calls fail when the connection is lost.
 pub struct DevicePlugin {
-    /// As problems name it.
+    /// Name of the plugin in problems.
     peer: Arc<str>,
     client: Client,
     channel: Channel,

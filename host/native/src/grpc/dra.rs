@@ -17,7 +17,7 @@ use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, 
 /// Time that a call waits for a lost connection: a plugin that is replaced in place takes about a second.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 
-/// What calls of a native driver share.
+/// Shared state of the calls of a native driver.
 pub struct Caller {
     pub name: DriverName,
     pub connection: Connection,
@@ -32,7 +32,7 @@ pub struct DraPlugin {
 }
 
 impl Caller {
-    /// As problems name it.
+    /// Returns the name of the driver in problems.
     pub(super) fn peer(&self) -> String {
         format!("driver {}", self.name)
     }
@@ -105,12 +105,10 @@ impl Caller {
         prepared: &PreparedClaim,
     ) {
         for device in &prepared.devices {
-            let allocated = |a: &&nodedock_model::AllocatedDevice| {
-                a.pool == device.pool && a.device == device.device
-            };
             let (driver, claim, request) = (&self.name, &asked.id, &call.request_id);
             let (pool, name) = (&device.pool, &device.device);
-            if !asked.devices.iter().any(|a| allocated(&a)) {
+            let mut allocated = asked.devices.iter();
+            if !allocated.any(|a| a.pool == device.pool && a.device == device.device) {
                 tracing::warn!(%driver, %claim, %request, %pool, device = %name, "the driver prepared a device that is not allocated");
             } else if device
                 .requests
@@ -144,7 +142,7 @@ impl ClaimDriver for DraPlugin {
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        let asked = || claims.iter().map(|claim| &claim.id.uid);
+        let asked = claims.iter().map(|claim| &claim.id.uid);
         let request = wire::NodePrepareResourcesRequest {
             claims: claims
                 .iter()
@@ -153,11 +151,11 @@ impl ClaimDriver for DraPlugin {
         };
         let answer = match self.call(call, "NodePrepareResources", request).await {
             Ok(answer) => answer,
-            Err(problem) => return all_failed(asked(), &problem),
+            Err(problem) => return all_failed(asked, &problem),
         };
         let outcomes = self.caller.settle(
             call,
-            asked(),
+            asked,
             convert::prepared(&self.caller.peer(), self.service, answer),
         );
         for claim in claims {
@@ -169,7 +167,7 @@ impl ClaimDriver for DraPlugin {
     }
 
     async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        let asked = || claims.iter().map(|live| &live.claim.id.uid);
+        let asked = claims.iter().map(|live| &live.claim.id.uid);
         let request = wire::NodeUnprepareResourcesRequest {
             claims: claims
                 .iter()
@@ -179,10 +177,10 @@ impl ClaimDriver for DraPlugin {
         match self.call(call, "NodeUnprepareResources", request).await {
             Ok(answer) => self.caller.settle(
                 call,
-                asked(),
+                asked,
                 convert::unprepared(&self.caller.peer(), answer),
             ),
-            Err(problem) => all_failed(asked(), &problem),
+            Err(problem) => all_failed(asked, &problem),
         }
     }
 }

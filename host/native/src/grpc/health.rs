@@ -55,17 +55,12 @@ impl Health {
     /// Returns the current health. A device without a report within its timeout is unknown.
     pub fn now(&self) -> HealthReport {
         let now = Instant::now();
-        let fresh = |last: &Reported| {
-            if now < last.until {
-                last.health.clone()
-            } else {
-                DeviceHealth::default()
-            }
-        };
-        self.lock()
-            .iter()
-            .map(|(key, last)| (key.clone(), fresh(last)))
-            .collect()
+        let known = self.lock();
+        let fresh = known.iter().map(|(key, last)| match now < last.until {
+            true => (key.clone(), last.health.clone()),
+            false => (key.clone(), DeviceHealth::default()),
+        });
+        fresh.collect()
     }
 
     /// Applies a message. Devices that it omits keep their report until its timeout. Returns the number of devices whose names are not
@@ -184,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_device_reads_unknown_when_its_time_is_over_and_others_do_not() {
+    async fn expired_device_health_is_unknown() {
         let health = Health::default();
         assert_eq!(health.take(report("short", 10), Instant::now()), 0);
         assert_eq!(
@@ -203,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_report_refreshes_what_it_names_and_keeps_the_rest_for_its_time() {
+    async fn report_refreshes_only_named_devices() {
         let health = Health::default();
         health.take(report("a", 30), Instant::now());
         tokio::time::advance(Duration::from_secs(20)).await;
@@ -215,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn more_devices_than_the_bound_are_not_taken() {
+    fn health_of_excess_devices_is_refused() {
         let health = Health::default();
         let now = Instant::now();
         for index in 0..DEVICES_MAX {

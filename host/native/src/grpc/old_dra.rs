@@ -24,16 +24,16 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, Published, all_failed};
 use nodedock_model::{
     AllocatedDevice, AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim,
-    DriverClaimRecord, DriverName, Inventory, OpaqueConfig, Pool, PoolName, PreparedClaim,
-    PreparedDevice, Problem, ProblemCode, QualifiedName, device_id, device_name,
-    is_cdi_qualified_name, limit, quantity,
+    DriverClaimRecord, DriverName, Inventory, Pool, PoolName, PreparedClaim, PreparedDevice,
+    Problem, ProblemCode, QualifiedName, device_id, device_name, is_cdi_qualified_name, limit,
+    quantity,
 };
 
 const V1ALPHA3: &str = "v1alpha3.Node";
 const V1ALPHA2: &str = "v1alpha2.Node";
 /// The pool of devices that a plugin lists.
 const POOL: &str = "resources";
-/// Until a plugin has listed its devices, or said that it lists none.
+/// Time limit until a plugin has listed its devices, or has answered that it lists none.
 const FIRST_LIST: Duration = Duration::from_secs(2);
 /// Delay from the end of a list's stream to the next.
 const LIST_AGAIN: Duration = Duration::from_secs(5);
@@ -89,17 +89,19 @@ impl OldDraPlugin {
                 .caller
                 .call(&call, V1ALPHA2, "NodePrepareResource", request)
                 .await;
-            let devices = |answer: v1alpha2::NodePrepareResourceResponse| {
-                self.devices(
-                    claim,
-                    answer
-                        .cdi_devices
-                        .into_iter()
-                        .map(String::into_bytes)
-                        .collect(),
-                )
-            };
-            outcomes.insert(claim.id.uid.clone(), answer.and_then(devices));
+            outcomes.insert(
+                claim.id.uid.clone(),
+                answer.and_then(|answer| {
+                    self.devices(
+                        claim,
+                        answer
+                            .cdi_devices
+                            .into_iter()
+                            .map(String::into_bytes)
+                            .collect(),
+                    )
+                }),
+            );
         }
         outcomes
     }
@@ -115,15 +117,14 @@ impl OldDraPlugin {
             .map(|claim| (claim.id.uid.as_str(), claim))
             .collect();
         let peer = self.caller.peer();
-        let one = |(uid, one): (String, wire::NodePrepareResourceResponse)| {
+        let answers = answer.into_claims().into_iter().map(|(uid, one)| {
             let outcome = match by_uid.get(uid.as_str()) {
                 _ if !one.error.is_empty() => Err(problem::of_claim(&peer, &one.error)),
                 Some(claim) => self.devices(claim, one.devices),
                 None => Ok(PreparedClaim::default()),
             };
             (uid, outcome)
-        };
-        let answers = answer.into_claims().into_iter().map(one);
+        });
         let outcomes = self
             .caller
             .settle(call, claims.iter().map(|claim| &claim.id.uid), answers);
@@ -135,7 +136,7 @@ impl OldDraPlugin {
         outcomes
     }
 
-    /// Whether a call failed because the plugin does not serve the batches: then it is not asked for them again.
+    /// Returns whether a call failed because the plugin does not serve batches, and remembers it: batches are then not tried again.
     fn is_without(&self, problem: &Problem) -> bool {
         let is_without = problem.code == ProblemCode::DriverWithoutService;
         if is_without {
@@ -159,24 +160,22 @@ impl OldDraPlugin {
     }
 
     fn handle(&self, claim: &DriverClaim) -> wire::StructuredResourceHandle {
-        let raw = |parameters: Option<String>| {
-            parameters.map(|text| wire::RawExtension {
-                raw: text.into_bytes(),
-            })
-        };
-        let result = |device: &AllocatedDevice| wire::DriverAllocationResult {
-            vendor_request_parameters: raw(parameters(claim, Some(device))),
-            allocation_result_model: Some(wire::AllocationResultModel {
-                named_resources: Some(wire::NamedResourcesAllocationResult {
-                    name: own_name(&device.device),
-                }),
-            }),
-        };
         wire::StructuredResourceHandle {
             vendor_class_parameters: None,
             vendor_claim_parameters: raw(parameters(claim, None)),
             node_name: self.node.clone(),
-            results: claim.devices.iter().map(result).collect(),
+            results: claim
+                .devices
+                .iter()
+                .map(|device| wire::DriverAllocationResult {
+                    vendor_request_parameters: raw(parameters(claim, Some(device))),
+                    allocation_result_model: Some(wire::AllocationResultModel {
+                        named_resources: Some(wire::NamedResourcesAllocationResult {
+                            name: own_name(&device.device),
+                        }),
+                    }),
+                })
+                .collect(),
         }
     }
 
@@ -187,37 +186,35 @@ impl OldDraPlugin {
         claim: &DriverClaim,
         entries: Vec<Vec<u8>>,
     ) -> Result<PreparedClaim, Problem> {
-        let not_valid = |why: &str| problem::not_valid(&self.caller.peer(), why);
         // A message begins with the number of a field, a name with a letter or a digit.
-        let is_message = |entry: &Vec<u8>| entry.first().is_none_or(|first| *first < b' ');
-        if entries.iter().any(is_message) {
+        if entries
+            .iter()
+            .any(|entry| entry.first().is_none_or(|first| *first < b' '))
+        {
             let devices = entries
                 .iter()
                 .map(|entry| v1::Device::decode(entry.as_slice()));
             let devices = devices
                 .collect::<Result<_, _>>()
-                .map_err(|error| not_valid(&error.to_string()))?;
-            let devices = convert::prepared_devices(devices).map_err(|why| not_valid(&why))?;
+                .map_err(|error| self.not_valid(&error.to_string()))?;
+            let devices = convert::prepared_devices(devices).map_err(|why| self.not_valid(&why))?;
             return Ok(PreparedClaim {
                 devices,
                 ..PreparedClaim::default()
             });
         }
         if entries.len() > limit::PLUGIN_CDI_NAMES_MAX {
-            return Err(not_valid("too many CDI devices"));
+            return Err(self.not_valid("too many CDI devices"));
         }
-        let name = |entry: Vec<u8>| {
+        let names = entries.into_iter().map(|entry| {
             let name = String::from_utf8(entry)
                 .ok()
                 .filter(|name| is_cdi_qualified_name(name));
-            name.ok_or_else(|| not_valid("a CDI device is not VENDOR/CLASS=NAME"))
-        };
-        let names = entries
-            .into_iter()
-            .map(name)
-            .collect::<Result<Vec<_>, _>>()?;
+            name.ok_or_else(|| self.not_valid("a CDI device is not VENDOR/CLASS=NAME"))
+        });
+        let names = names.collect::<Result<Vec<_>, _>>()?;
         let first = claim.devices.first().filter(|_| !names.is_empty());
-        let device = |device: &AllocatedDevice| PreparedDevice {
+        let device = first.map(|device| PreparedDevice {
             requests: Vec::new(),
             pool: device.pool.clone(),
             device: device.device.clone(),
@@ -225,16 +222,20 @@ impl OldDraPlugin {
             access: DeviceAccess::CdiDevices(names.clone()),
             status: None,
             attributes: None,
-        };
+        });
         Ok(PreparedClaim {
-            devices: first.map(device).into_iter().collect(),
+            devices: device.into_iter().collect(),
             ..PreparedClaim::default()
         })
     }
 
+    fn not_valid(&self, why: &str) -> Problem {
+        problem::not_valid(&self.caller.peer(), why)
+    }
+
     async fn unprepared(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let until = Instant::now() + call.deadline;
-        let asked = || claims.iter().map(|live| &live.claim.id.uid);
+        let asked = claims.iter().map(|live| &live.claim.id.uid);
         let peer = self.caller.peer();
         if !self.is_single.load(Ordering::Relaxed) {
             let request = wire::NodeUnprepareResourcesRequest {
@@ -246,19 +247,15 @@ impl OldDraPlugin {
                 .await;
             match answer {
                 Ok(answer) => {
-                    let one = |(uid, one): (String, wire::NodeUnprepareResourceResponse)| {
+                    let outcomes = answer.into_claims().into_iter().map(|(uid, one)| {
                         let refused =
                             (!one.error.is_empty()).then(|| problem::of_claim(&peer, &one.error));
                         (uid, refused.map_or(Ok(()), Err))
-                    };
-                    return self.caller.settle(
-                        call,
-                        asked(),
-                        answer.into_claims().into_iter().map(one),
-                    );
+                    });
+                    return self.caller.settle(call, asked, outcomes);
                 }
                 Err(problem) if self.is_without(&problem) => {}
-                Err(problem) => return all_failed(asked(), &problem),
+                Err(problem) => return all_failed(asked, &problem),
             }
         }
         let mut outcomes = Outcomes::new();
@@ -288,6 +285,12 @@ impl OldDraPlugin {
     }
 }
 
+fn raw(parameters: Option<String>) -> Option<wire::RawExtension> {
+    parameters.map(|text| wire::RawExtension {
+        raw: text.into_bytes(),
+    })
+}
+
 #[async_trait]
 impl ClaimDriver for OldDraPlugin {
     fn stats(&self) -> Option<DriverStats> {
@@ -315,19 +318,17 @@ fn remaining(call: &Call, until: Instant) -> Call {
 /// The opaque parameters of a claim, or of a device: of several the last counts, as the later entries take precedence. A scheduler names the
 /// requests of parameters from a class, so without any for the whole claim those count.
 fn parameters(claim: &DriverClaim, device: Option<&AllocatedDevice>) -> Option<String> {
-    let newest = |is_meant: &dyn Fn(&OpaqueConfig) -> bool| {
-        let config = claim.configs.iter().rev().find(|config| is_meant(config));
-        config.map(|config| config.parameters.clone())
-    };
-    match device {
-        Some(device) => newest(&|config| {
-            config
-                .requests
-                .iter()
-                .any(|of| *of == device.request || of == device.base_request())
+    let mut newest_first = claim.configs.iter().rev();
+    let config = match device {
+        Some(device) => newest_first.find(|config| {
+            let mut requests = config.requests.iter();
+            requests.any(|of| *of == device.request || of == device.base_request())
         }),
-        None => newest(&|config| config.requests.is_empty()).or_else(|| newest(&|_| true)),
-    }
+        None => newest_first
+            .find(|config| config.requests.is_empty())
+            .or(claim.configs.last()),
+    };
+    config.map(|config| config.parameters.clone())
 }
 
 /// Waits until a plugin has listed its devices, and follows its lists until the tasks stop; `announce` is called after each but the first.
@@ -383,7 +384,7 @@ pub async fn inventory(
 
 type Lists = Streaming<wire::NodeListAndWatchResourcesResponse>;
 
-/// By a connection of its own: that of the calls may still be to a process that ends.
+/// Reads the first list on a connection of its own: that of the calls may still be to a process that ends.
 async fn first_list(
     endpoint: &Path,
 ) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {

@@ -43,7 +43,7 @@ pub struct PluginTimes {
     pub dial: Duration,
     pub info: Duration,
     pub notify: Duration,
-    /// Of a device plugin's GetDevicePluginOptions.
+    /// Deadline of a device plugin's GetDevicePluginOptions.
     pub options: Duration,
     pub retry_min: Duration,
     pub retry_max: Duration,
@@ -73,11 +73,12 @@ pub struct Registrar {
 impl Registrar {
     pub async fn dial(socket: &Path, times: PluginTimes) -> Result<Self, RegistrarError> {
         let connected = tokio::time::timeout(times.dial, socket::connect_to_user(socket)).await;
-        let late = |_| DialError::Deadline {
-            socket: socket.to_owned(),
-            deadline: times.dial,
-        };
-        let (channel, uid) = connected.map_err(late)?.map_err(DialError::from)?;
+        let (channel, uid) = connected
+            .map_err(|_| DialError::Deadline {
+                socket: socket.to_owned(),
+                deadline: times.dial,
+            })?
+            .map_err(DialError::from)?;
         let client = RegistrationClient::new(channel)
             .max_decoding_message_size(limit::PLUGIN_INFO_BYTES_MAX);
         Ok(Self { client, times, uid })

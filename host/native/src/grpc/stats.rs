@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_counted_by_method_and_code() {
+    fn calls_count_by_method_and_code() {
         let rpcs = Rpcs::default();
         rpcs.record("/a/Prepare".to_owned(), Duration::from_secs(1), Code::Ok);
         rpcs.record("/a/Prepare".to_owned(), Duration::from_secs(3), Code::Ok);

@@ -10,7 +10,7 @@ use tonic::Status;
 use super::clean;
 use nodedock_base::clock::now_ms;
 use nodedock_core::recording::{
-    Answer, Failure, Raw, RecordedCall, Recorder, Recordings, Revision, raw,
+    CallOutcome, Failure, Raw, RecordedCall, Recorder, Recordings, Revision, raw,
 };
 
 /// The recorder of a plugin. The default records nothing.
@@ -21,7 +21,7 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// For a DRA driver, or for a device plugin by its extended resource.
+    /// Creates the tap of a DRA driver, or of a device plugin by its extended resource.
     pub fn new(recordings: &Recordings, name: &str) -> Self {
         Self {
             recorder: recordings.recorder(name),
@@ -88,17 +88,17 @@ impl Exchange {
                 by_time: true,
             },
         };
-        self.record(Answer::Failed(failure));
+        self.record(CallOutcome::Failed(failure));
     }
 
     fn returned<A: Message + Serialize>(self, answer: &A) {
         if answer.encoded_len() > self.recorder.line_bytes_max() {
             return self.recorder.lose();
         }
-        self.record(Answer::Returned(raw(answer)));
+        self.record(CallOutcome::Returned(raw(answer)));
     }
 
-    fn record(self, answer: Answer<Raw>) {
+    fn record(self, answer: CallOutcome<Raw>) {
         let Self {
             recorder,
             revision,
@@ -151,7 +151,7 @@ pub(super) mod tests {
         }
 
         /// The calls: method, arguments and answer.
-        pub(in crate::grpc) async fn calls(&self) -> Vec<(String, Value, Answer)> {
+        pub(in crate::grpc) async fn calls(&self) -> Vec<(String, Value, CallOutcome)> {
             let mut calls = Vec::new();
             for segment in self.recordings.read(&self.name).await.unwrap().segments {
                 let text = segment.read().unwrap();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use native_null::{
-    Answer, Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options,
-    Plugin, Script,
+    Device, DeviceHealth as Said, Event, HealthState as SaidState, Operation, Options, Plugin,
+    Script, ScriptedOutcome,
 };
 use tokio::sync::Notify;
 use tonic::Code;
@@ -15,7 +15,7 @@ use super::*;
 use crate::grpc::tap::tests::Recorded;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_core::recording::Answer::{Failed, Returned};
+use nodedock_core::recording::CallOutcome::{Failed, Returned};
 use nodedock_model::rule::is_unprintable;
 use nodedock_model::{
     AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
@@ -146,7 +146,7 @@ fn device(cdi_names: &[&str]) -> Device {
 }
 
 fn devices(devices: Vec<Device>) -> Script {
-    Script::prepare(Answer::Devices(devices))
+    Script::prepare(ScriptedOutcome::Devices(devices))
 }
 
 fn cdi_names(prepared: &PreparedClaim) -> Vec<Vec<String>> {
@@ -158,7 +158,7 @@ fn cdi_names(prepared: &PreparedClaim) -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_call_carries_the_claim_its_request_id_and_its_deadline() {
+async fn call_carries_claim_id_and_deadline() {
     for (service, name) in [(DraService::V1, "v1"), (DraService::V1beta1, "v1beta1")] {
         let bench = Bench::with(Script::ok(DRIVER), service, |_| ());
         let prepared = bench.prepare("c1").await.unwrap();
@@ -190,11 +190,11 @@ async fn a_call_carries_the_claim_its_request_id_and_its_deadline() {
 }
 
 #[tokio::test]
-async fn claims_of_one_call_have_outcomes_of_their_own() {
+async fn each_claim_has_its_own_outcome() {
     let script = Script::new(|_, claim| match claim.uid.as_str() {
-        "bad" => Answer::Error("no such GPU".into()),
-        "gone" => Answer::Skip,
-        _ => Answer::Devices(vec![device(&["v/c=1"])]),
+        "bad" => ScriptedOutcome::Error("no such GPU".into()),
+        "gone" => ScriptedOutcome::Skip,
+        _ => ScriptedOutcome::Devices(vec![device(&["v/c=1"])]),
     });
     let bench = Bench::new(script);
     let claims = [claim("good"), claim("bad"), claim("gone")];
@@ -221,14 +221,16 @@ async fn claims_of_one_call_have_outcomes_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
+async fn duplicate_claim_answer_is_refused() {
     assert_eq!(
-        Bench::refusal(Script::prepare(Answer::Twice(vec![device(&["v/c=1"])])))
-            .await
-            .code,
+        Bench::refusal(Script::prepare(ScriptedOutcome::Twice(vec![device(&[
+            "v/c=1"
+        ])])))
+        .await
+        .code,
         "claim-answered-twice"
     );
-    let bench = Bench::new(Script::prepare(Answer::Stranger(
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Stranger(
         "another-claim".into(),
         Vec::new(),
     )));
@@ -236,7 +238,7 @@ async fn a_claim_answered_twice_is_a_defect_and_a_strangers_claim_is_dropped() {
 }
 
 #[tokio::test]
-async fn repeated_devices_are_one_and_subrequests_lose_their_second_part() {
+async fn repeated_devices_are_merged() {
     let first = Device {
         requests: vec!["gpu/big".into(), "gpu".into()],
         ..device(&["v/c=1", "v/c=1"])
@@ -263,7 +265,7 @@ async fn repeated_devices_are_one_and_subrequests_lose_their_second_part() {
 }
 
 #[tokio::test]
-async fn a_device_that_is_not_allocated_is_taken_as_a_kubelet_takes_it() {
+async fn unallocated_device_is_accepted() {
     let other = Device {
         pool: "elsewhere".into(),
         device: "other".into(),
@@ -277,7 +279,7 @@ async fn a_device_that_is_not_allocated_is_taken_as_a_kubelet_takes_it() {
 }
 
 #[tokio::test]
-async fn answers_that_break_a_rule_are_refused_with_the_rule() {
+async fn invalid_answers_name_the_broken_rule() {
     let many = |count: usize| {
         (0..count)
             .map(|index| format!("v/c={index}"))
@@ -344,8 +346,8 @@ async fn an_answer_without_devices_is_success() {
 }
 
 #[tokio::test]
-async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
-    let status = |code, text: &str| Script::prepare(Answer::Status(code, text.into()));
+async fn errors_keep_kind_and_one_line() {
+    let status = |code, text: &str| Script::prepare(ScriptedOutcome::Status(code, text.into()));
     let cases = [
         (
             Code::Unavailable,
@@ -392,7 +394,7 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
     let long = format!("line\nline\u{7}{}", "x".repeat(20_000));
     for script in [
         status(Code::Unknown, &long),
-        Script::prepare(Answer::Error(long)),
+        Script::prepare(ScriptedOutcome::Error(long)),
     ] {
         let problem = Bench::refusal(script).await;
         assert!(problem.message.len() <= 1024 && !problem.message.contains(is_unprintable));
@@ -401,8 +403,8 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
 }
 
 #[tokio::test]
-async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call_goes_well() {
-    let bench = Bench::new(Script::prepare(Answer::Huge(5 << 20)));
+async fn oversized_answer_fails_only_its_call() {
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Huge(5 << 20)));
     let problem = bench.prepare("c1").await.unwrap_err();
     assert_eq!(
         (problem.kind, problem.code.as_str()),
@@ -413,14 +415,15 @@ async fn an_answer_of_five_mebibytes_is_a_problem_that_says_so_and_the_next_call
 }
 
 #[tokio::test]
-async fn a_plugin_that_never_answers_meets_the_deadline_and_does_not_hold_up_others() {
-    let stuck = Bench::new(Script::prepare(Answer::Hang));
+async fn hanging_plugin_delays_no_other() {
+    let stuck = Bench::new(Script::prepare(ScriptedOutcome::Hang));
     let good = Bench::new(Script::ok(DRIVER));
     let release = Arc::new(Notify::new());
-    good.plugin.set_script(Script::prepare(Answer::After(
-        release.clone(),
-        Box::new(Answer::Devices(Vec::new())),
-    )));
+    good.plugin
+        .set_script(Script::prepare(ScriptedOutcome::After(
+            release.clone(),
+            Box::new(ScriptedOutcome::Devices(Vec::new())),
+        )));
     let (problem, prepared) = tokio::join!(
         stuck.prepare_within("c1", Duration::from_millis(100)),
         async {
@@ -437,7 +440,7 @@ async fn a_plugin_that_never_answers_meets_the_deadline_and_does_not_hold_up_oth
 }
 
 #[tokio::test]
-async fn a_service_that_the_plugin_does_not_have_is_named() {
+async fn missing_service_is_named() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
         options.versions.v1 = false
     });
@@ -448,8 +451,8 @@ async fn a_service_that_the_plugin_does_not_have_is_named() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_with_the_plugin() {
-    let bench = Bench::new(Script::prepare(Answer::Die));
+async fn connection_returns_after_plugin_restart() {
+    let bench = Bench::new(Script::prepare(ScriptedOutcome::Die));
     bench.link("connected").await;
     let problem = bench.prepare("c1").await.unwrap_err();
     assert_eq!(
@@ -474,7 +477,7 @@ async fn a_plugin_that_dies_in_a_call_fails_it_and_the_connection_comes_back_wit
 }
 
 #[tokio::test]
-async fn a_connection_ends_with_its_tasks_and_says_that_it_is_closed() {
+async fn connection_closes_with_its_tasks() {
     let bench = Bench::new(Script::ok(DRIVER));
     bench.link("connected").await;
     bench.tasks.stop();
@@ -541,7 +544,7 @@ async fn health_is_followed_in_either_version() {
 }
 
 #[tokio::test]
-async fn calls_at_once_and_the_health_stream_share_one_connection() {
+async fn calls_and_health_share_one_connection() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
         options.versions.health_v1 = true
     });
@@ -561,7 +564,7 @@ async fn calls_at_once_and_the_health_stream_share_one_connection() {
 }
 
 #[tokio::test]
-async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
+async fn broken_health_stream_is_restarted() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
         options.versions.health_v1 = true
     });
@@ -586,7 +589,7 @@ async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
 }
 
 #[tokio::test]
-async fn a_health_service_that_is_not_there_is_asked_once() {
+async fn missing_health_service_is_queried_once() {
     let bench = Bench::new(Script::ok(DRIVER));
     bench.link("connected").await;
     let tasks = Tasks::new();
@@ -602,7 +605,7 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
 }
 
 #[tokio::test]
-async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
+async fn recording_has_calls_and_answers() {
     let recorded = Recorded::new(DRIVER);
     let mut bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
         options.versions.health_v1 = true
@@ -615,7 +618,7 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
         .await["c1"]
         .as_ref()
         .unwrap();
-    let mut broken = Bench::new(Script::prepare(Answer::Status(
+    let mut broken = Bench::new(Script::prepare(ScriptedOutcome::Status(
         Code::Internal,
         "no\nluck".to_owned(),
     )));
@@ -654,7 +657,7 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
 }
 
 #[tokio::test]
-async fn health_of_a_recorded_driver_is_recorded() {
+async fn recording_includes_driver_health() {
     let recorded = Recorded::new(DRIVER);
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| {
         options.versions.health_v1 = true

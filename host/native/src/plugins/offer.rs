@@ -77,16 +77,11 @@ fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, OfferError> {
     let name = DriverName::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
-    let old = || {
-        info.services
-            .iter()
-            .any(|service| is_former(service))
-            .then_some(DraService::Alpha)
-    };
+    let is_old = info.services.iter().any(|service| is_former(service));
     let service = DraService::ALL
         .into_iter()
         .find(|service| listed(service.listed_as()))
-        .or_else(old);
+        .or(is_old.then_some(DraService::Alpha));
     let health = HealthService::ALL
         .into_iter()
         .find(|service| listed(service.listed_as()));
@@ -193,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_is_taken_whatever_the_order() {
+    fn newest_offered_version_is_chosen() {
         let both = dra_offer(&[
             "v1beta1.DRAPlugin",
             "v1.DRAPlugin",
@@ -218,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_former_times_are_known_and_others_and_none_are_refused_in_a_kubelets_words() {
+    fn unsupported_versions_are_refused() {
         let text = |services: &[&str]| offer("/run/dra.sock", services).unwrap_err().to_string();
         assert!(
             text(&[]).contains(
@@ -250,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_absolute_plain_and_short_and_none_is_the_socket_itself() {
+    fn endpoint_is_normalized_or_refused() {
         let endpoint =
             |text: &str| offer(text, &["v1.DRAPlugin"]).map(|offer| offer.endpoint().to_owned());
         assert_eq!(endpoint("").unwrap(), Path::new("/reg/gpu.sock"));
@@ -272,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_name_is_a_short_dns_subdomain() {
+    fn invalid_driver_name_is_refused() {
         for bad in ["", "GPU", "a/b", &"a".repeat(64)] {
             assert!(
                 read(
@@ -286,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_plugin_names_an_extended_resource_and_its_version() {
+    fn device_plugin_needs_resource_and_version() {
         let read = |name, versions: &[&str]| {
             read(
                 info("DevicePlugin", name, "/d.sock", versions),
@@ -302,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_says_is_cut_and_cleaned_before_it_is_repeated() {
+    fn plugin_text_is_cut_and_cleaned() {
         let text = offer("/a", &[&"9\n".repeat(10_000)])
             .unwrap_err()
             .to_string();

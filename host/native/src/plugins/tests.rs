@@ -145,7 +145,7 @@ async fn prepare(driver: &Driver) -> bool {
 }
 
 #[tokio::test]
-async fn a_plugin_is_called_then_notified_and_serves() {
+async fn plugin_is_queried_notified_then_serves() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     assert_eq!(plugin.event().await, Event::Asked);
@@ -175,7 +175,7 @@ async fn a_plugin_is_called_then_notified_and_serves() {
 }
 
 #[tokio::test]
-async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_directory_below() {
+async fn endpoint_may_be_the_registration_socket() {
     let mut dock = Dock::new();
     let mut options = dock.options(DRIVER);
     options.registration_name = "below/it/reg.sock".into();
@@ -197,7 +197,7 @@ async fn a_plugin_may_serve_both_on_its_registration_socket_or_in_a_directory_be
 }
 
 #[tokio::test]
-async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
+async fn refusals_use_the_kubelets_texts() {
     let mut dock = Dock::retrying(PATIENCE);
     let with = |name: &str, change: fn(&mut Options)| {
         let mut options = dock.options(name);
@@ -227,12 +227,12 @@ async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
         let message = dock.refusal(options).await;
         assert!(message.contains(wanted), "{message}");
     }
-    assert!(dock.registry.all_serving().is_empty());
+    assert!(dock.registry.instances.all().is_empty());
 }
 
 /// A plugin named `nodedock.sock` as its endpoint and served.
 #[tokio::test]
-async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
+async fn daemon_socket_as_endpoint_is_refused() {
     let mut dock = Dock::retrying(PATIENCE);
     let own = dock.bench.dir.path().join("nodedock.sock");
     let _listener = nodedock_base::socket::bind(&own).await.unwrap();
@@ -261,12 +261,12 @@ async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
             "{kind}: {message}"
         );
     }
-    assert!(dock.registry.all_serving().is_empty());
+    assert!(dock.registry.instances.all().is_empty());
 }
 
 /// The endpoint is a socket of the plugin when it registers, and a link to one of the daemon when the daemon connects.
 #[tokio::test]
-async fn a_connection_to_a_plugin_never_leads_to_the_daemon() {
+async fn plugin_connection_never_reaches_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let (own, endpoint) = (
         dir.path().join("nodedock.sock"),
@@ -289,7 +289,7 @@ async fn a_connection_to_a_plugin_never_leads_to_the_daemon() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_the_good_news_is_taken_out_and_tried_again() {
+async fn failed_notification_is_retried() {
     let mut dock = Dock::new();
     let options = dock.options(DRIVER);
     let plugin = Plugin::unregistered(options, Script::ok("v")).unwrap();
@@ -306,7 +306,7 @@ async fn a_plugin_that_fails_the_good_news_is_taken_out_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_socket_without_a_listener_is_shown_kept_and_retried() {
+async fn socket_without_listener_is_retried() {
     let mut dock = Dock::new();
     let options = dock.options(DRIVER);
     let socket = options.registration_socket();
@@ -319,7 +319,7 @@ async fn a_socket_without_a_listener_is_shown_kept_and_retried() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
+async fn silent_plugin_delays_no_other() {
     let mut dock = Dock::new();
     let mute = dock.bench.dir.path().join("reg/mute.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&mute).unwrap();
@@ -332,7 +332,7 @@ async fn a_plugin_that_accepts_and_never_answers_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_replaced_socket_is_registered_again_and_a_removed_one_is_deregistered() {
+async fn replaced_socket_registers_again() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     assert!(plugin.notified().await.0);
@@ -346,7 +346,7 @@ async fn a_replaced_socket_is_registered_again_and_a_removed_one_is_deregistered
 }
 
 #[tokio::test]
-async fn a_renamed_socket_is_the_same_plugin_under_another_name() {
+async fn renamed_socket_is_the_same_plugin() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     let (old, new) = (
@@ -360,7 +360,7 @@ async fn a_renamed_socket_is_the_same_plugin_under_another_name() {
 }
 
 #[tokio::test]
-async fn of_two_instances_the_newest_serves_and_the_other_takes_over_when_it_is_gone() {
+async fn older_instance_takes_over_from_newest() {
     let mut dock = Dock::new();
     let old = dock.start(dock.options(DRIVER).instance("old")).await;
     dock.state(&old.registration_socket(), DriverState::Serving)
@@ -394,7 +394,7 @@ async fn of_two_instances_the_newest_serves_and_the_other_takes_over_when_it_is_
 }
 
 #[tokio::test]
-async fn a_lost_connection_keeps_the_registration_and_comes_back() {
+async fn lost_connection_keeps_registration() {
     let mut dock = Dock::new();
     let plugin = dock.start(dock.options(DRIVER)).await;
     let socket = plugin.registration_socket();
@@ -419,7 +419,7 @@ async fn a_lost_connection_keeps_the_registration_and_comes_back() {
 }
 
 #[tokio::test]
-async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
+async fn endpoint_serves_one_registration() {
     let mut dock = Dock::retrying(PATIENCE);
     let first = dock.start(dock.options(DRIVER)).await;
     dock.state(&first.registration_socket(), DriverState::Serving)
@@ -447,7 +447,7 @@ async fn an_endpoint_serves_one_registration_and_is_free_when_that_is_gone() {
 }
 
 #[tokio::test]
-async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
+async fn taken_driver_name_is_refused() {
     let mut dock = Dock::retrying(PATIENCE);
     let identity = DriverIdentity {
         name: DriverName::new(DRIVER).unwrap(),
@@ -479,7 +479,7 @@ async fn a_name_of_a_wasm_driver_is_refused_on_both_sides_until_it_is_free() {
 }
 
 #[tokio::test]
-async fn a_device_plugin_is_left_to_the_device_manager() {
+async fn device_plugin_goes_to_device_manager() {
     let mut dock = Dock::new();
     let mut options = dock.options("gpu");
     options.plugin_type = "DevicePlugin".into();

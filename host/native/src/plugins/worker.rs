@@ -67,7 +67,7 @@ struct DraInstance {
 struct Waiting {
     until: Instant,
     reason: String,
-    /// Whether a freed name or endpoint triggers the retry.
+    /// True if a freed name or endpoint triggers the retry.
     until_freed: bool,
 }
 
@@ -95,7 +95,7 @@ impl<S: PluginSink> Worker<S> {
     pub(super) fn new(shared: Plugins<S>, socket: PathBuf) -> Self {
         let source = socket.display().to_string();
         let backoff = Backoff::new(shared.times.retry_min, shared.times.retry_max);
-        let names = shared.registry.freed_changes();
+        let names = shared.registry.names.changes();
         Self {
             shared,
             socket,
@@ -109,7 +109,7 @@ impl<S: PluginSink> Worker<S> {
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
-        let mut freed = self.shared.registry.freed_changes();
+        let mut freed = self.shared.registry.names.changes();
         while self.step(&mut inbox, &mut freed).await.is_continue() {}
     }
 
@@ -146,7 +146,7 @@ impl<S: PluginSink> Worker<S> {
             Ok(()) = self.names.changed(), if is_dra => self.leave_name(),
             () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
-                    self.shared.registry.settle(&dra.name);
+                    self.shared.registry.instances.settle(&dra.name);
                 }
             }
         }
@@ -178,6 +178,7 @@ impl<S: PluginSink> Worker<S> {
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
         self.shared
             .registry
+            .sources
             .update(DriverKind::Grpc, &self.source, change);
     }
 
@@ -220,11 +221,13 @@ impl<S: PluginSink> Worker<S> {
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
         self.shared
             .registry
+            .names
             .set_source(&self.source, self.user.clone());
         let mut registrar = Registrar::dial(&self.socket, self.shared.times).await?;
         self.user = Some(NameSource::plugin(registrar.uid()));
         self.shared
             .registry
+            .names
             .set_source(&self.source, self.user.clone());
         let info = registrar.info().await?;
         let name = info.name.clone();
@@ -260,7 +263,7 @@ impl<S: PluginSink> Worker<S> {
         if self.instance().is_some() {
             self.dismiss();
         }
-        self.shared.registry.forget_source(&self.source);
+        self.shared.registry.names.forget_source(&self.source);
         self.shared
             .endpoints
             .accept(&self.source, resource, endpoint)?;
@@ -284,9 +287,9 @@ impl<S: PluginSink> Worker<S> {
             services,
         } = offer;
         let registry = &self.shared.registry;
-        registry.set_described(&self.source, &name);
+        registry.names.set_described(&self.source, &name);
         // Before the plugin is called for anything else.
-        let reserved = registry.reserve_name(&self.source, &name).await;
+        let reserved = registry.names.reserve(&self.source, &name).await;
         let reserved = reserved.map_err(|why| self.not_named(&name, why))?;
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
@@ -301,7 +304,7 @@ impl<S: PluginSink> Worker<S> {
         let inventory = match service {
             DraService::Alpha => {
                 let (registry, of) = (self.shared.registry.clone(), name.clone());
-                let announce = move || registry.tell_devices(&of);
+                let announce = move || registry.sources.report_devices(&of);
                 inventory(&name, &endpoint, &health_tasks, announce).await?
             }
             DraService::V1 | DraService::V1beta1 => None,
@@ -371,7 +374,7 @@ impl<S: PluginSink> Worker<S> {
             return Err(taken.into());
         }
         if is_listed {
-            self.shared.registry.tell_devices(&now.name);
+            self.shared.registry.sources.report_devices(&now.name);
         }
         self.shared.endpoints.withdraw(&self.source);
         if let Some(Registered::Dra(before)) = self.registered.take() {
@@ -412,6 +415,7 @@ impl<S: PluginSink> Worker<S> {
         let owner = self
             .shared
             .registry
+            .names
             .owner_of(&name)
             .filter(|owner| Some(owner) != self.user.as_ref());
         if let Some(owner) = owner {

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener as StdListener;
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Event, Options, Plugin, Script};
+use native_device_plugin::{Device, Event, Options, Plugin, Script, ScriptedOutcome};
 use wire::registration_client::RegistrationClient;
 
 use super::*;
@@ -54,7 +54,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
+async fn directory_is_private_and_swept() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("state/device-plugins");
     let first = listen(&directory).await.unwrap();
@@ -82,7 +82,7 @@ async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
 }
 
 #[tokio::test]
-async fn a_directory_with_a_listening_process_is_not_changed() {
+async fn directory_in_use_is_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let _theirs = listen(directory.path()).await.unwrap();
     let _plugin = StdListener::bind(directory.path().join("gpu.sock")).unwrap();
@@ -107,7 +107,7 @@ async fn a_directory_with_a_listening_process_is_not_changed() {
 }
 
 #[tokio::test]
-async fn a_registration_is_answered_after_the_plugins_options_and_before_its_first_list() {
+async fn registration_waits_only_for_options() {
     let mut bench = serving().await;
     let plugin =
         Plugin::unregistered(Options::new(RESOURCE, bench.dir.path()), Script::ok()).unwrap();
@@ -136,7 +136,7 @@ async fn options_in_the_request_are_ignored() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused_with_the_rule() {
+async fn invalid_requests_name_the_rule() {
     let mut bench = serving().await;
     let plugin = bench.plugin(Script::ok(), &[]);
     let endpoint = plugin.options().endpoint.as_str();
@@ -259,7 +259,7 @@ async fn bad_requests_are_refused_with_the_rule() {
 }
 
 #[tokio::test]
-async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
+async fn every_call_naming_resource_is_counted() {
     let bench = serving().await;
     let plugin = bench.plugin(Script::ok(), &[]);
     let good = request(&plugin.options().endpoint);
@@ -286,7 +286,7 @@ async fn a_call_is_counted_whatever_becomes_of_it_if_it_names_a_resource() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_does_not_serve_before_it_registers_gets_the_reason() {
+async fn plugin_not_serving_gets_the_reason() {
     let bench = serving().await;
     let socket = bench.dir.path().join("dead.sock");
     drop(StdListener::bind(&socket).unwrap());
@@ -296,13 +296,16 @@ async fn a_plugin_that_does_not_serve_before_it_registers_gets_the_reason() {
         status.message().contains("dead.sock: Connection refused"),
         "{status}"
     );
-    let plugin = bench.plugin(Script::ok().options(Answer::refuse("not ready")), &[]);
+    let plugin = bench.plugin(
+        Script::ok().options(ScriptedOutcome::refuse("not ready")),
+        &[],
+    );
     let status = plugin.register().await.unwrap_err();
     assert!(status.message().contains("not ready"), "{status}");
 }
 
 #[tokio::test]
-async fn a_plugin_that_watches_for_the_socket_is_back_after_a_restart() {
+async fn watching_plugin_registers_after_restart() {
     let mut bench = Bench::new();
     let options = Options::new(RESOURCE, bench.dir.path());
     let plugin = std::sync::Arc::new(Plugin::unregistered(options, Script::ok()).unwrap());

@@ -13,7 +13,7 @@ use crate::host_functions::nodes::DevRoot;
 use nodedock_core::edit_sources::EditSources;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
-use nodedock_core::sysfs::pci::NodeUse;
+use nodedock_core::sysfs::in_use::NodeUse;
 use nodedock_model::grant::{Effective, Naming, ceiling};
 use nodedock_model::{
     DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem,
@@ -195,14 +195,12 @@ impl Verifier<'_> {
         let may_be_disk = kind == NodeKind::Block || subsystem.as_deref() == Some("usb");
         if let Some(directory) = found.sysfs_path.as_ref().filter(|_| may_be_disk) {
             let (proc, dev) = (self.hardware.proc(), self.hardware.dev());
-            let in_use = self.sysfs.block_device_in_use(
-                directory,
-                NodeUse {
-                    proc: &proc,
-                    dev: &dev,
-                },
-            )?;
-            if let Some(reason) = in_use {
+            let node = NodeUse {
+                sysfs: self.sysfs,
+                proc: &proc,
+                dev: &dev,
+            };
+            if let Some(reason) = node.block_device(directory)? {
                 let message = format!("{what}: the node uses it: {reason}");
                 return Err(Problem::conflict(ProblemCode::EditDenied, message));
             }
@@ -257,8 +255,9 @@ impl Verifier<'_> {
                 format!("the option {option:?} is not allowed"),
             ));
         }
-        let has = |option: &str| mount.options.iter().any(|given| given == option);
-        match (has("ro"), has("rw")) {
+        let [is_ro, is_rw] =
+            ["ro", "rw"].map(|option| mount.options.iter().any(|given| given == option));
+        match (is_ro, is_rw) {
             (true, true) => return Err(wrong(&what, "it is both \"ro\" and \"rw\"")),
             (true, false) => {}
             (false, asks) => match self.writable(&real) {
@@ -343,7 +342,7 @@ impl Verifier<'_> {
     }
 }
 
-/// How a grant has to name something, for messages.
+/// Returns the form in which a grant has to name something, for messages.
 fn how(naming: Naming) -> &'static str {
     match naming {
         Naming::Glob => "",
@@ -386,14 +385,9 @@ fn as_claimed(
     is: NodeKind,
     found: &NodeInfo,
 ) -> Result<(), Problem> {
-    let differs = |said: String, is: String| {
-        Err(wrong(
-            what,
-            format!("the driver says {said}, and it is {is}"),
-        ))
-    };
     if let Some(said) = node.kind.filter(|said| *said != is) {
         return differs(
+            what,
             format!("{said:?}").to_lowercase(),
             format!("{is:?}").to_lowercase(),
         );
@@ -405,7 +399,7 @@ fn as_claimed(
     for (which, said, is) in numbers {
         if let Some(said) = said.filter(|said| *said != is) {
             let refused: Result<(), Problem> =
-                differs(format!("{which} {said}"), format!("{which} {is}"));
+                differs(what, format!("{which} {said}"), format!("{which} {is}"));
             // The device may have been plugged in again since the driver looked: a later prepare sees the new number.
             return refused.map_err(|problem| Problem {
                 kind: ProblemKind::Unavailable,
@@ -414,6 +408,13 @@ fn as_claimed(
         }
     }
     Ok(())
+}
+
+fn differs(what: &str, said: String, is: String) -> Result<(), Problem> {
+    Err(wrong(
+        what,
+        format!("the driver says {said}, and it is {is}"),
+    ))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::stats::{Limit, Operation};
 use crate::{CallFailure, Trigger};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::Call;
-use nodedock_core::recording::{Answer, Failure, Raw, RecordedCall, Recorder, Revision, raw};
+use nodedock_core::recording::{CallOutcome, Failure, Raw, RecordedCall, Recorder, Revision, raw};
 
 /// An inventory, and what the driver adds for the scheduler.
 pub(crate) type Discovered = Result<(Inventory, Option<Additions>), Problem>;
@@ -161,9 +161,9 @@ impl CallRecording {
     /// Records the call, unless it did not begin.
     pub(crate) fn end<R: Serialize>(self, answer: &Result<R, CallFailure>) {
         let answer = match answer {
-            Ok(answer) => Answer::Returned(raw(answer)),
+            Ok(answer) => CallOutcome::Returned(raw(answer)),
             Err(CallFailure::Quarantined(_) | CallFailure::Busy { .. }) => return,
-            Err(failure) => Answer::Failed(to_failure(failure)),
+            Err(failure) => CallOutcome::Failed(to_failure(failure)),
         };
         let Some(host) = self.tap.take() else {
             return self.recorder.lose();

@@ -12,7 +12,7 @@ use wasmtime::component::Instance;
 use wasmtime::{Store, Trap, UpdateDeadline, WasmBacktrace};
 
 use crate::engine::Runtime;
-use crate::host_functions::state::{Node, Scope, State};
+use crate::host_functions::state::{CallState, Node, Scope};
 use crate::host_functions::tap::Tap;
 use crate::limits::call_failure::CallFailure;
 use crate::limits::concurrency::{CallPermits, DriverPermits};
@@ -46,7 +46,7 @@ pub(crate) struct Sandbox {
 /// The function that is called in an instance.
 pub(crate) trait GuestCall<R>:
     for<'a> FnOnce(
-        &'a mut Store<State>,
+        &'a mut Store<CallState>,
         &'a Instance,
         &'a Exports,
     ) -> BoxFuture<'a, wasmtime::Result<R>>
@@ -57,7 +57,7 @@ pub(crate) trait GuestCall<R>:
 
 impl<R, F> GuestCall<R> for F where
     F: for<'a> FnOnce(
-            &'a mut Store<State>,
+            &'a mut Store<CallState>,
             &'a Instance,
             &'a Exports,
         ) -> BoxFuture<'a, wasmtime::Result<R>>
@@ -135,7 +135,7 @@ impl Sandbox {
         answer
     }
 
-    /// Calls whatever the quarantine says.
+    /// Calls without a check of the quarantine.
     pub(crate) async fn call_admitted<R: Send + 'static>(
         &self,
         start: Instant,
@@ -158,7 +158,7 @@ impl Sandbox {
         let wall_max = self.scope.wall(operation).min(call.deadline);
         let wall = wall_max.min(call.deadline.saturating_sub(admitted - start));
         let meter = Arc::new(CpuMeter::default());
-        let state = State::new(&self.scope, call, writes_for, tap, &meter);
+        let state = CallState::new(&self.scope, call, writes_for, tap, &meter);
         let work = self.work(permits, state, guest);
         let ended = self
             .in_time(operation, wall, pin!(self.run(operation, &meter, work)))
@@ -194,13 +194,13 @@ impl Sandbox {
             .ok()
     }
 
-    /// The whole of a call, on whatever thread. It holds its permits until its store is dropped.
+    /// Runs the whole of a call, on any thread. It holds its permits until its store is dropped.
     fn work<R: Send + 'static>(
         &self,
         permits: CallPermits,
-        state: State,
+        state: CallState,
         guest: impl GuestCall<R>,
-    ) -> BoxFuture<'static, (wasmtime::Result<R>, State)> {
+    ) -> BoxFuture<'static, (wasmtime::Result<R>, CallState)> {
         let held = (permits, self.runtime.clock.tick());
         let (compiled, meter) = (Arc::clone(&self.compiled), Arc::clone(&state.meter));
         let mut store = self.store(state);
@@ -231,7 +231,7 @@ impl Sandbox {
         self.runtime.slow.run(work).await
     }
 
-    fn store(&self, state: State) -> Store<State> {
+    fn store(&self, state: CallState) -> Store<CallState> {
         let mut store = Store::new(&self.runtime.engine, state);
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(self.scope.limits.hostcall_bytes);
@@ -253,7 +253,7 @@ impl Sandbox {
         store
     }
 
-    fn failure(&self, state: &mut State, error: &wasmtime::Error) -> CallFailure {
+    fn failure(&self, state: &mut CallState, error: &wasmtime::Error) -> CallFailure {
         if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
             return CallFailure::Exited(exit.0);
         }
@@ -269,14 +269,13 @@ impl Sandbox {
             };
         }
         let interrupted = error.downcast_ref::<Trap>() == Some(&Trap::Interrupt);
-        let cpu = || {
-            interrupted.then(|| Reached {
-                limit: Limit::Cpu,
-                max: millis(self.scope.limits.cpu),
+        if let Some(Reached { limit, max }) = reached(error, self.scope.limits.hostcall_bytes)
+            .or_else(|| {
+                interrupted.then(|| Reached {
+                    limit: Limit::Cpu,
+                    max: millis(self.scope.limits.cpu),
+                })
             })
-        };
-        if let Some(Reached { limit, max }) =
-            reached(error, self.scope.limits.hostcall_bytes).or_else(cpu)
         {
             return CallFailure::Limit(state.refuse(limit, max));
         }
@@ -307,7 +306,7 @@ fn timed_out(wall: Duration, waited: Duration, meter: &CpuMeter) -> CallFailure 
 }
 
 /// The driver's last error in the log, which is what a panic says; else the trap and where it was.
-fn trap_message(state: &State, root: &str, frames: &[String]) -> String {
+fn trap_message(state: &CallState, root: &str, frames: &[String]) -> String {
     let message = state.log.last_error().unwrap_or_else(|| match frames {
         [] => root.to_owned(),
         frames => format!(
@@ -322,12 +321,15 @@ fn frames(error: &wasmtime::Error) -> Vec<String> {
     let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else {
         return Vec::new();
     };
-    let name = |frame: &wasmtime::FrameInfo| match (frame.func_name(), frame.module_offset()) {
+    backtrace.frames().iter().map(frame_name).collect()
+}
+
+fn frame_name(frame: &wasmtime::FrameInfo) -> String {
+    match (frame.func_name(), frame.module_offset()) {
         (Some(name), _) => printable(name, FRAME_NAME_BYTES),
         (None, Some(offset)) => format!("function {} at {offset:#x}", frame.func_index()),
         (None, None) => format!("function {}", frame.func_index()),
-    };
-    backtrace.frames().iter().map(name).collect()
+    }
 }
 
 #[cfg(test)]
@@ -335,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_got_its_permits_or_its_thread_late_did_not_time_out_by_itself() {
+    fn late_start_is_no_driver_timeout() {
         let (wall, meter) = (Duration::from_secs(5), CpuMeter::default());
         assert!(matches!(
             timed_out(wall, Duration::from_secs(4), &meter),

@@ -8,15 +8,15 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Of a driver, its grant, its config and its signature.
+/// Suffixes of a driver, its grant, its config and its signature.
 pub(crate) const SUFFIXES: [&str; 4] = [".wasm", ".grant.yaml", ".config.yaml", ".wasm.sig"];
 
 /// A directory with one driver, as the daemon's config names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverImage {
-    /// Stands for the file name without `.wasm`, whatever the file's name in the image is.
+    /// Name that replaces the file name without `.wasm`; the file's name in the image does not matter.
     pub name: String,
-    /// Where the image is mounted.
+    /// Mount point of the image.
     pub directory: PathBuf,
     /// The directory of `NAME.grant.yaml` and `NAME.config.yaml`.
     pub side_files: PathBuf,

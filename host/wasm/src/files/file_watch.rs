@@ -43,7 +43,7 @@ pub enum FileEvent {
 pub struct DriverFiles {
     /// File name without `.wasm`.
     pub stem: String,
-    /// Of a driver image, and not of the drivers directory.
+    /// True for the files of a driver image, false for those of the drivers directory.
     pub is_image: bool,
     /// An error only for a driver image.
     pub wasm: Result<PathBuf, ImageError>,
@@ -65,7 +65,7 @@ struct Listed {
     stamps: Stamps,
 }
 
-/// By stem.
+/// Files by stem.
 type Listing = BTreeMap<String, Listed>;
 
 /// Watches `directory` and the images until the tasks stop. The first list is reported like later changes.
@@ -105,11 +105,11 @@ struct DriversDirectory {
     unsettled: HashMap<PathBuf, Instant>,
     /// Files known to be whole since they were last seen.
     whole: HashSet<PathBuf>,
-    /// As they were reported.
+    /// Faults that were reported.
     faults: Vec<Fault>,
     shadowed: Vec<PathBuf>,
     complained: bool,
-    /// Whether the first list was reported.
+    /// True after the first list was reported.
     listed: bool,
 }
 
@@ -245,11 +245,7 @@ impl DriversDirectory {
 
     /// Adds the images, before which files of the same name step back. Returns those files.
     fn add_images(&self, listing: &mut Listing) -> Vec<PathBuf> {
-        let is_shadowed = |listed: Listed| {
-            let wasm = listed.files.wasm.ok()?;
-            (wasm.parent() == Some(&self.path)).then_some(wasm)
-        };
-        let add = |image: &DriverImage| {
+        let shadowed = self.images.iter().filter_map(|image| {
             let listed = match image_files(image).and_then(Listed::new) {
                 Ok(listed) => listed,
                 Err(error) => {
@@ -260,13 +256,16 @@ impl DriversDirectory {
             };
             listing
                 .insert(image.name.clone(), listed)
-                .and_then(is_shadowed)
-        };
-        self.images.iter().filter_map(add).collect()
+                .and_then(|listed| {
+                    let wasm = listed.files.wasm.ok()?;
+                    (wasm.parent() == Some(&self.path)).then_some(wasm)
+                })
+        });
+        shadowed.collect()
     }
 
-    /// Of the directory and those of the images. The directory of an image's grant is that of the daemon's config: a user who may change it
-    /// may change the config, and there is nothing left to protect.
+    /// Returns the faults of the directory and of those of the images. The directory of an image's grant is that of the daemon's config: a
+    /// user who may change it may change the config, and there is nothing left to protect.
     fn find_faults(&self) -> io::Result<Vec<Fault>> {
         let mut found: Vec<Fault> = Vec::new();
         for directory in
@@ -311,7 +310,7 @@ impl DriverFiles {
         }
     }
 
-    /// In the order of the suffixes.
+    /// Returns the paths in the order of the suffixes.
     fn paths(&self) -> [Option<&Path>; 4] {
         let wasm = self.wasm.as_deref().ok();
         [
@@ -333,7 +332,7 @@ impl Listed {
     }
 }
 
-/// How long until a file without events counts as whole.
+/// Returns the time until a file without events counts as whole.
 fn settles_in(stamp: &Stamp) -> Option<Duration> {
     let (.., modified, _) = stamp;
     let age = SystemTime::now().duration_since(*modified).ok()?;
@@ -388,13 +387,14 @@ fn image_files(image: &DriverImage) -> io::Result<DriverFiles> {
         beside.push(".sig");
         PathBuf::from(beside)
     });
-    let side_file = |suffix: &str| image.side_files.join(format!("{}{suffix}", image.name));
+    let [grant, config] = [SUFFIXES[1], SUFFIXES[2]]
+        .map(|suffix| image.side_files.join(format!("{}{suffix}", image.name)));
     Ok(DriverFiles {
         stem: image.name.clone(),
         is_image: true,
         wasm,
-        grant: existing(side_file(SUFFIXES[1]))?,
-        config: existing(side_file(SUFFIXES[2]))?,
+        grant: existing(grant)?,
+        config: existing(config)?,
         signature: signature.map(existing).transpose()?.flatten(),
     })
 }
@@ -416,14 +416,15 @@ fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
 
 /// The files of a driver in the drivers directory.
 fn files(directory: &Path, stem: &str) -> io::Result<DriverFiles> {
-    let path = |index: usize| directory.join(format!("{stem}{}", SUFFIXES[index]));
+    let [wasm, grant, config, signature] =
+        SUFFIXES.map(|suffix| directory.join(format!("{stem}{suffix}")));
     Ok(DriverFiles {
         stem: stem.to_owned(),
         is_image: false,
-        wasm: Ok(path(0)),
-        grant: existing(path(1))?,
-        config: existing(path(2))?,
-        signature: existing(path(3))?,
+        wasm: Ok(wasm),
+        grant: existing(grant)?,
+        config: existing(config)?,
+        signature: existing(signature)?,
     })
 }
 

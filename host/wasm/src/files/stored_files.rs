@@ -5,6 +5,7 @@
 //! which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last read, or as an operator stored it there.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -106,14 +107,6 @@ impl StoredFiles {
         let [code, beside, signature] = self.paths(digest)?;
         self.make_room(digest, &facts.driver)?;
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
-        let write = |path: &Path, content: &[u8]| {
-            let failed = |source| StoreError::Io {
-                action: "write",
-                path: path.to_owned(),
-                source,
-            };
-            file::replace(path, content).map_err(failed)
-        };
         let beside = [
             (beside, Some(&text[..])),
             (signature, file.signature.as_deref()),
@@ -158,7 +151,7 @@ impl StoredFiles {
         Ok((self.facts(digest)?, SignedFile { code, signature }))
     }
 
-    /// Where the signature of a stored file is read from.
+    /// Returns the path from which the signature of a stored file is read.
     pub(crate) fn signature_path(&self, digest: &str) -> Result<PathBuf, StoreError> {
         self.paths(digest).map(|[.., signature]| signature)
     }
@@ -192,16 +185,16 @@ impl StoredFiles {
     }
 
     fn read(&self, digest: &str, path: &Path, max: u64) -> Result<Bytes, StoreError> {
-        let failed = |source: OpenError| match source {
-            OpenError::Io(error) if error.kind() == io::ErrorKind::NotFound => self.missing(digest),
-            source => StoreError::Read {
+        match open::open(path, max) {
+            Ok(opened) => Ok(opened.bytes.into()),
+            Err(OpenError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                Err(self.missing(digest))
+            }
+            Err(source) => Err(StoreError::Read {
                 path: path.to_owned(),
                 source,
-            },
-        };
-        open::open(path, max)
-            .map(|opened| opened.bytes.into())
-            .map_err(failed)
+            }),
+        }
     }
 
     /// Removes a stored file. One that cannot be removed stays until the next start.
@@ -215,7 +208,7 @@ impl StoredFiles {
         remove(&facts);
     }
 
-    /// Of the code, its facts and its signature.
+    /// Returns the paths of the code, its facts and its signature.
     fn paths(&self, digest: &str) -> Result<[PathBuf; 3], StoreError> {
         let stem = digest.strip_prefix("sha256:").filter(|_| is_digest(digest));
         let stem = stem.ok_or_else(|| self.missing(digest))?;
@@ -230,18 +223,25 @@ impl StoredFiles {
     }
 
     fn names(&self) -> Result<Vec<String>, StoreError> {
-        let failed = |source| StoreError::Io {
-            action: "read",
-            path: self.directory.clone(),
-            source,
-        };
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.directory).map_err(failed)? {
-            // A name that is not UTF-8 is not one of ours.
-            names.extend(entry.map_err(failed)?.file_name().into_string());
-        }
-        Ok(names)
+        let entries: Vec<_> = std::fs::read_dir(&self.directory)
+            .and_then(Iterator::collect)
+            .map_err(|source| StoreError::Io {
+                action: "read",
+                path: self.directory.clone(),
+                source,
+            })?;
+        // A name that is not UTF-8 is not one of ours.
+        let names = entries.iter().map(std::fs::DirEntry::file_name);
+        Ok(names.flat_map(OsString::into_string).collect())
     }
+}
+
+fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
+    file::replace(path, content).map_err(|source| StoreError::Io {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn with_prefix(stem: &str) -> String {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_file_comes_back_whole_with_its_last_config_and_signature() {
+    fn stored_file_round_trips_with_config() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, mut bytes)) =
             (StoredFiles::open(directory.path()).unwrap(), file("code"));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_an_error_and_is_replaced_by_the_next_that_is_stored() {
+    fn damaged_stored_file_is_replaceable() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_an_interruption_are_removed_and_files_of_others_are_not() {
+    fn only_own_leftovers_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let (files, (digest, bytes)) = (StoredFiles::open(directory.path()).unwrap(), file("code"));
         files
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_one_driver_are_bounded_and_other_drivers_are_unaffected() {
+    fn stored_versions_are_bounded_per_driver() {
         let directory = tempfile::tempdir().unwrap();
         let files = StoredFiles::open(directory.path()).unwrap();
         let put = |driver: &str, content: &str| {
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_written_is_an_error() {
+    fn unwritable_directory_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let files = StoredFiles::open(directory.path()).unwrap();
         drop(directory);

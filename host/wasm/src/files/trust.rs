@@ -1,10 +1,10 @@
-//! Which driver files are trusted: whose signatures count, which digests are pinned, and who else could have put them there.
+//! Trust in driver files: signatures that count, digests that are pinned, and other users who could have written the files.
 //!
-//! Is given the `trust` section of the daemon's config, a file's bytes and its signature; returns a verdict. Pure but for reading keys and
-//! files. Never decides what happens to a driver: the registry does.
+//! Takes the `trust` section of the daemon's config, a file's bytes and its signature; returns a verdict. Pure but for reading keys and
+//! files. Never decides the further treatment of a driver: the registry does.
 //!
-//! A file is trusted if it meets all that the config requires, and the config requires something: where there are keys, a signature by one that
-//! may sign drivers of its name; where there are pins for it, one of those digests.
+//! A file is trusted if it meets all requirements of the config, and the config has at least one: with keys, a signature by one that may
+//! sign drivers of its name; with pins for it, one of those digests.
 
 mod key;
 pub mod open;
@@ -34,7 +34,7 @@ use self::key::{KeyId, PublicKey};
 use crate::digest_text;
 
 nodedock_base::worded! {
-    /// What happens to a file that is not trusted.
+    /// Reaction to a file that is not trusted.
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "lowercase")]
     Mode {
@@ -66,7 +66,7 @@ fn matches(glob: &str, name: &str) -> bool {
     Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(name))
 }
 
-/// Whether a file of this stem may be a driver of a matching name: its stem is a name, or the first label of one.
+/// Returns true if a file of this stem may be a driver of a matching name: its stem is a name, or the first label of one.
 fn may_match(glob: &str, stem: &str) -> bool {
     let label = glob.split('.').next().unwrap_or(glob);
     // A label that is not a glob is cut off within alternatives: only the driver's name decides.
@@ -78,13 +78,13 @@ fn may_match(glob: &str, stem: &str) -> bool {
 pub struct Policy {
     mode: Mode,
     keys: Vec<Key>,
-    /// By driver name or file stem: `sha256:` and hex.
+    /// Digests (`sha256:` and hex) by driver name or file stem.
     pins: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Findings about a file: enough to judge it again without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct FileFindings {
     stem: String,
     digest: String,
     /// The known key that made the signature over these bytes, if one did; an error if there is no signature that can be read.
@@ -132,7 +132,7 @@ pub enum Distrust {
 
 /// A policy's verdict on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct TrustDecision {
     pub mode: Mode,
     /// The name of the key that signed it, from the config.
     pub key: Option<String>,
@@ -140,16 +140,16 @@ pub struct Verdict {
     pub pin: Option<String>,
     /// None: it is trusted.
     pub distrust: Option<Distrust>,
-    seen: Arc<Seen>,
+    seen: Arc<FileFindings>,
 }
 
-impl Verdict {
-    /// Whether the file must not be loaded.
+impl TrustDecision {
+    /// Returns true if the file must not be loaded.
     pub fn refuses(&self) -> bool {
         self.mode == Mode::Enforce && self.distrust.is_some()
     }
 
-    /// Whether to warn an operator.
+    /// Returns true if an operator has to be warned.
     pub fn warns(&self) -> bool {
         self.mode == Mode::Warn && self.distrust.is_some()
     }
@@ -202,7 +202,7 @@ impl Policy {
 
     /// Judges a file before its content is used, and before its driver's name is known, by its name without `.wasm` and the content of
     /// `NAME.wasm.sig`. A file that is not refused is judged again by its driver's name. Blocking: it hashes and verifies.
-    pub fn judge(&self, stem: &str, bytes: &[u8], signature: Option<&[u8]>) -> Verdict {
+    pub fn judge(&self, stem: &str, bytes: &[u8], signature: Option<&[u8]>) -> TrustDecision {
         let sha256 = Sha256::digest(bytes).into();
         let stem = stem.to_owned();
         let signer = match signature.map(signature::decode) {
@@ -219,7 +219,7 @@ impl Policy {
                 Ok(signer.map(|key| key.public.id))
             }
         };
-        let seen = Seen {
+        let seen = FileFindings {
             stem,
             digest: digest_text(&sha256),
             signer,
@@ -228,48 +228,49 @@ impl Policy {
     }
 
     /// Judges a file again, now that its driver's name is known. It was judged before by this policy or another.
-    pub fn judge_named(&self, verdict: &Verdict, name: &str) -> Verdict {
+    pub fn judge_named(&self, verdict: &TrustDecision, name: &str) -> TrustDecision {
         self.decide(Arc::clone(&verdict.seen), Some(name))
     }
 
-    fn decide(&self, seen: Arc<Seen>, name: Option<&str>) -> Verdict {
+    fn decide(&self, seen: Arc<FileFindings>, name: Option<&str>) -> TrustDecision {
         let signed = self.signed(&seen, name);
         let pinned = self.pinned(&seen, name);
-        let nothing = || Distrust::NothingVouches {
-            digest: seen.digest.clone(),
-        };
         let (key, pin, distrust) = match (signed, pinned) {
-            (Ok(None), Ok(None)) => (None, None, Some(nothing())),
+            (Ok(None), Ok(None)) => (
+                None,
+                None,
+                Some(Distrust::NothingVouches {
+                    digest: seen.digest.clone(),
+                }),
+            ),
             (Ok(key), Ok(pin)) => (key, pin, None),
             (Err(distrust), pin) => (self.key_of(&seen), pin.ok().flatten(), Some(distrust)),
             (Ok(key), Err(distrust)) => (key, None, Some(distrust)),
         };
-        let named = |key: &Key| key.name.clone();
-        Verdict {
+        TrustDecision {
             mode: self.mode,
-            key: key.map(named),
+            key: key.map(|key| key.name.clone()),
             pin: pin.map(str::to_owned),
             distrust,
             seen,
         }
     }
 
-    fn key_of(&self, seen: &Seen) -> Option<&Key> {
+    fn key_of(&self, seen: &FileFindings) -> Option<&Key> {
         let id = seen.signer.as_ref().ok()?.as_ref()?;
         self.keys.iter().find(|key| key.public.id == *id)
     }
 
     /// The key that signed it, where there are keys.
-    fn signed(&self, seen: &Seen, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
+    fn signed(&self, seen: &FileFindings, name: Option<&str>) -> Result<Option<&Key>, Distrust> {
         if self.keys.is_empty() {
             return Ok(None);
         }
         seen.signer.clone()?;
-        let stem = || seen.stem.clone();
         let key = self.key_of(seen).ok_or_else(|| {
             let keys: Vec<_> = self.keys.iter().map(|key| key.name.as_str()).collect();
             Distrust::UnknownKey {
-                stem: stem(),
+                stem: seen.stem.clone(),
                 keys: keys.join(", "),
             }
         })?;
@@ -289,7 +290,7 @@ impl Policy {
                 Err(Distrust::NotForStem {
                     key: of,
                     drivers,
-                    stem: stem(),
+                    stem: seen.stem.clone(),
                 })
             }
             _ => Ok(Some(key)),
@@ -298,7 +299,11 @@ impl Policy {
 
     /// The name under which it is pinned. Where both its stem and its driver's name have pins, both have to contain its digest. While the name is
     /// unknown, a file whose stem has no pins may belong to any driver whose pins contain its digest: `judge_named` decides.
-    fn pinned<'a>(&'a self, seen: &Seen, name: Option<&str>) -> Result<Option<&'a str>, Distrust> {
+    fn pinned<'a>(
+        &'a self,
+        seen: &FileFindings,
+        name: Option<&str>,
+    ) -> Result<Option<&'a str>, Distrust> {
         let mut under = None;
         for wanted in [Some(seen.stem.as_str()), name].into_iter().flatten() {
             let Some((pin, digests)) = self.pins.get_key_value(wanted) else {

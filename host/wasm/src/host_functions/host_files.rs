@@ -223,7 +223,7 @@ impl FilesRoot {
         Ok(())
     }
 
-    /// What is in a directory; nothing where there is no directory, or none that may be listed.
+    /// Returns the entries of a directory; none if there is no directory, or if it may not be listed.
     fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if directory.is_empty() { "." } else { directory };
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_through_links_that_stay_within_the_ceiling() {
+    fn links_within_the_ceiling_are_followed() {
         let (_dir, root) = scene();
         assert_eq!(
             root.read("/usr/lib/libcuda.so").unwrap(),
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_ceiling_is_denied_by_any_way() {
+    fn paths_beyond_the_ceiling_are_denied() {
         let (_dir, root) = scene();
         for path in [
             "/etc/shadow",
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn large_files_and_special_files_are_refused() {
+    fn large_and_special_files_are_refused() {
         let (dir, root) = scene();
         let large = fs::File::create(dir.path().join("opt/vendor/large")).unwrap();
         large.set_len(READ_BYTES_MAX + 1).unwrap();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_find_what_may_be_read_and_leave_out_the_rest() {
+    fn glob_lists_only_readable_files() {
         let (_dir, root) = scene();
         let paths = |glob: &str| -> Vec<String> {
             root.glob(glob)

@@ -13,8 +13,8 @@ use crate::host_functions::granted;
 use crate::host_functions::host_files::{self, FilesRoot};
 use crate::host_functions::net_interfaces;
 use crate::host_functions::nodes::{DevRoot, below_dev};
-use crate::host_functions::state::{Scope, State};
-use crate::host_functions::sysfs_reads::{Kind, Seen};
+use crate::host_functions::state::{CallState, Scope};
+use crate::host_functions::sysfs_reads::{Kind, SysfsEntry};
 use crate::limits::limiter::Reached;
 use crate::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
@@ -34,15 +34,16 @@ impl Scope {
         &self,
         work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let stuck = || {
-            self.counters.refuse(Limit::HostLook);
-            read_stuck()
-        };
-        blocking(&self.blocking, LOOK_WALL, stuck, work).await
+        blocking(&self.blocking, LOOK_WALL, || self.stuck(), work).await
+    }
+
+    fn stuck(&self) -> Problem {
+        self.counters.refuse(Limit::HostLook);
+        read_stuck()
     }
 }
 
-impl State {
+impl CallState {
     /// Records a limit that the call reached: it counts once.
     pub(crate) fn refuse(&mut self, limit: Limit, max: usize) -> Reached {
         self.usage.reached.insert(limit);
@@ -84,7 +85,7 @@ impl State {
     }
 
     /// Reads below `/sys` once per call: a driver sees one state of the node within a call.
-    async fn seen(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
+    async fn seen(&mut self, kind: Kind, path: String) -> Result<SysfsEntry, Problem> {
         self.count_operation()?;
         let key = (kind, path);
         let seen = match self.seen.get(&key) {
@@ -104,7 +105,7 @@ impl State {
                     kind.read(&self.scope.node.sysfs, &path, reader)
                 };
                 // Cached results count as well: else the cache would grow beyond what the driver reads.
-                self.count_bytes(key.1.len() + seen.as_ref().map_or(0, Seen::size))?;
+                self.count_bytes(key.1.len() + seen.as_ref().map_or(0, SysfsEntry::size))?;
                 self.seen.insert(key, seen.clone());
                 seen?
             }
@@ -114,7 +115,7 @@ impl State {
     }
 
     /// Reads what the grant names itself, and not by a glob.
-    async fn named(&mut self, kind: Kind, path: String) -> Result<Seen, Problem> {
+    async fn named(&mut self, kind: Kind, path: String) -> Result<SysfsEntry, Problem> {
         check_path(&path)?;
         granted(
             self.scope.effective.allows_sysfs_read(&path),
@@ -159,20 +160,21 @@ impl State {
         self.count_operation()?;
         let (scope, meter) = (Arc::clone(&self.scope), Arc::clone(&self.meter));
         let node = Arc::clone(&scope.node);
-        let work = move || meter.charge(|| work(&node.files));
-        blocking(&scope.blocking, LOOK_WALL, host_files::stuck, work).await
+        blocking(&scope.blocking, LOOK_WALL, host_files::stuck, move || {
+            meter.charge(|| work(&node.files))
+        })
+        .await
     }
 }
 
-/// As many claims as a page takes, and their approximate bytes. A claim that is larger than a page is a page of its own.
+/// Returns as many claims as a page takes, and their approximate bytes. A claim that is larger than a page is a page of its own.
 fn first_page(found: Vec<DriverClaimRecord>) -> (prepared_claims::Page, usize) {
     let (mut claims, mut bytes) = (Vec::new(), 0);
     let mut rest = found.into_iter().peekable();
-    let fits = |claims: usize, bytes: usize, record: &DriverClaimRecord| {
-        claims == 0
-            || (claims < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
-    };
-    while let Some(record) = rest.next_if(|record| fits(claims.len(), bytes, record)) {
+    while let Some(record) = rest.next_if(|record| {
+        claims.is_empty()
+            || (claims.len() < PAGE_CLAIMS_MAX && bytes + size_of_record(record) <= PAGE_BYTES_MAX)
+    }) {
         bytes += size_of_record(&record);
         claims.push(claim_record_to_guest(&record));
     }
@@ -209,19 +211,19 @@ fn size_of_record(record: &DriverClaimRecord) -> usize {
         + 512 * (devices.len() + reserved_for.len())
 }
 
-impl inventory::Host for State {}
+impl inventory::Host for CallState {}
 
-impl claims::Host for State {}
+impl claims::Host for CallState {}
 
-impl container_edits::Host for State {}
+impl container_edits::Host for CallState {}
 
-impl common::Host for State {
+impl common::Host for CallState {
     fn convert_problem(&mut self, problem: Problem) -> wasmtime::Result<types::Problem> {
         Ok(convert::problem_to_guest(&problem))
     }
 }
 
-impl log::Host for State {
+impl log::Host for CallState {
     fn write(
         &mut self,
         level: log::Level,
@@ -238,7 +240,7 @@ impl log::Host for State {
     }
 }
 
-impl sysfs::Host for State {
+impl sysfs::Host for CallState {
     async fn read(&mut self, path: String) -> Result<String, Problem> {
         let not_text = Problem::invalid(ProblemCode::NotText, format!("/sys/{path} is not UTF-8"));
         let seen = self.named(Kind::Read, path).await?;
@@ -272,7 +274,7 @@ impl sysfs::Host for State {
     }
 }
 
-impl device_nodes::Host for State {
+impl device_nodes::Host for CallState {
     async fn glob(&mut self, glob: String) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
         self.count_operation()?;
         below_dev(&glob)?;
@@ -320,7 +322,7 @@ impl device_nodes::Host for State {
     }
 }
 
-impl files::Host for State {
+impl files::Host for CallState {
     async fn read(&mut self, path: String) -> Result<String, Problem> {
         self.check_host_file(&path)?;
         let not_text = Problem::invalid(ProblemCode::NotText, format!("{path} is not UTF-8"));
@@ -366,7 +368,7 @@ impl files::Host for State {
     }
 }
 
-impl State {
+impl CallState {
     fn check_host_file(&self, path: &str) -> Result<(), Problem> {
         host_files::check_path(path)?;
         let naming = ceiling::host_file(path).ok_or_else(|| host_files::never(path))?;
@@ -378,13 +380,14 @@ impl State {
     }
 }
 
-impl interfaces::Host for State {
+impl interfaces::Host for CallState {
     async fn all(&mut self) -> Result<Vec<interfaces::NetInterface>, Problem> {
         self.count_operation()?;
         let scope = Arc::clone(&self.scope);
-        let granted = move |name: &str| scope.effective.allows_net_device(name);
         let found = self
-            .look(move |sysfs, _| net_interfaces::all(sysfs, granted))
+            .look(move |sysfs, _| {
+                net_interfaces::all(sysfs, move |name| scope.effective.allows_net_device(name))
+            })
             .await?;
         self.count_bytes(found.len() * 128)?;
         Ok(found)
@@ -403,7 +406,7 @@ impl interfaces::Host for State {
     }
 }
 
-impl prepared_claims::Host for State {
+impl prepared_claims::Host for CallState {
     async fn all(&mut self, after: Option<String>) -> wasmtime::Result<prepared_claims::Page> {
         self.page(None, after.as_deref())
     }
@@ -432,7 +435,7 @@ impl prepared_claims::Host for State {
     }
 }
 
-impl progress::Host for State {
+impl progress::Host for CallState {
     async fn save(&mut self, uid: String, progress: Vec<u8>) -> Result<(), Problem> {
         self.count_operation()?;
         let claims = self.writes_for.clone().unwrap_or_default();
@@ -481,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_ends_at_its_bounds_and_names_where_the_next_begins() {
+    fn page_ends_at_bounds_with_continuation() {
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX, 0));
         assert_eq!((page.claims.len(), page.next), (PAGE_CLAIMS_MAX, None));
         let (page, _) = first_page(records(PAGE_CLAIMS_MAX + 1, 0));

@@ -24,19 +24,19 @@ pub(crate) struct DriverLog {
     driver: Arc<str>,
     rates: LogRates,
     lines: Mutex<Share>,
-    /// For our own lines about refusals: apart, so that neither suppresses the other.
+    /// Rate of our own lines about refusals: separate, so that neither suppresses the other.
     refusals: Mutex<Share>,
     counters: Arc<Stats>,
 }
 
 impl DriverLog {
     pub(crate) fn new(driver: &str, rates: LogRates, counters: Arc<Stats>) -> Self {
-        let full = || Mutex::new(Share::full(rates, Instant::now()));
+        let now = Instant::now();
         Self {
             driver: driver.into(),
             rates,
-            lines: full(),
-            refusals: full(),
+            lines: Mutex::new(Share::full(rates, now)),
+            refusals: Mutex::new(Share::full(rates, now)),
             counters,
         }
     }
@@ -115,15 +115,15 @@ impl LogSink {
 /// Message and fields in one line of bounded length.
 fn render(message: &str, fields: &[(String, String)]) -> String {
     let mut text = String::new();
-    let mut push = |part: &str| printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
-    push(message);
-    for (key, value) in fields.iter().take(FIELDS_MAX) {
-        [" ", key, "=", value].into_iter().for_each(&mut push);
+    let fields = fields.iter().take(FIELDS_MAX);
+    let parts = fields.flat_map(|(key, value)| [" ", key, "=", value]);
+    for part in [message].into_iter().chain(parts) {
+        printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
     }
     text
 }
 
-/// What may be written, and how many lines were suppressed since the last one.
+/// Remaining rate of lines and bytes, and the number of lines that were suppressed since the last one.
 struct Share {
     lines: TokenBucket,
     bytes: TokenBucket,
@@ -175,7 +175,7 @@ mod tests {
     };
 
     #[test]
-    fn a_flood_is_cut_and_counted_and_the_driver_is_heard_again() {
+    fn log_flood_is_limited_and_counted() {
         let start = Instant::now();
         let mut bucket = Share::full(RATES, start);
         let passed = (0..1000).filter(|_| bucket.take(10, start).is_ok()).count();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_line_passes_at_the_lowest_rate_when_it_was_quiet() {
+    fn longest_line_passes_at_lowest_rate() {
         let start = Instant::now();
         let mut bucket = Share::full(LogRates { lines: 1, bytes: 1 }, start);
         assert_eq!(bucket.take(LOG_LINE_BYTES_MAX, start), Ok(0));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_of_bounded_length() {
+    fn log_record_is_one_bounded_line() {
         let fields = [("k\n".to_owned(), "\u{1b}[31mv".to_owned())];
         assert_eq!(render("a\r\nb", &fields), "a  b k = [31mv");
         assert_eq!(render(&"é".repeat(5000), &[]).len(), LOG_LINE_BYTES_MAX);

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_are_read_and_other_files_of_the_class_are_no_interfaces() {
+    fn only_interfaces_have_facts() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("devices/pci0000:00/0000:00:03.0/net/eth0");
         fs::create_dir_all(&directory).unwrap();

@@ -24,11 +24,11 @@ use nodedock_model::grant::{Effective, Naming};
 use nodedock_model::rule::is_plain_path;
 use nodedock_model::{Problem, ProblemCode};
 
-/// Where the kernel shows which terminals are its console now, in the order of use.
+/// File in which the kernel lists the terminals that are its console now, in the order of use.
 const CONSOLES: &str = "class/tty/console/active";
-/// Where the kernel shows under which names the major numbers of devices are registered.
+/// File in which the kernel lists the names under which the major numbers of devices are registered.
 const REGISTERED: &str = "devices";
-/// Where the kernel lists its consoles, with their numbers at the end of the line.
+/// File in which the kernel lists its consoles, with their numbers at the end of the line.
 const REGISTERED_CONSOLES: &str = "consoles";
 
 /// Names of the machine's memory, ports and log and of its watchdogs: a second line behind the kind of the device.
@@ -40,7 +40,7 @@ static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     PatternSet::new(never).expect("the patterns above are globs")
 });
 
-/// How deep `**` goes.
+/// Maximum depth of `**`.
 const DEPTH_MAX: usize = 8;
 /// Entries of a directory that a glob reads.
 const DIRECTORY_ENTRIES_MAX: usize = 4 * ENTRIES_MAX;
@@ -50,7 +50,7 @@ const DIRECTORY_ENTRIES_MAX: usize = 4 * ENTRIES_MAX;
 pub(crate) struct Node {
     pub(crate) info: NodeInfo,
     pub(crate) naming: Naming,
-    /// What kind of device it is, for messages: the subsystem.
+    /// Subsystem of the device, for messages.
     pub(crate) subsystem: Option<String>,
 }
 
@@ -88,7 +88,7 @@ fn kind_text(kind: NodeKind) -> &'static str {
 pub(crate) struct DevRoot {
     dev: OwnedFd,
     proc: PathBuf,
-    /// Regular files stand for nodes.
+    /// True if regular files represent device nodes.
     is_simulated: bool,
 }
 
@@ -199,7 +199,7 @@ impl DevRoot {
         })
     }
 
-    /// Whether the kernel lists the numbers of a terminal among its consoles, which may have another name there (`3270/tty1`).
+    /// Returns true if the kernel lists the numbers of a terminal among its consoles, which may have another name there (`3270/tty1`).
     fn is_registered_console(&self, major: u32, minor: u32) -> Result<bool, Problem> {
         let numbers = format!("{major}:{minor}");
         let consoles = self.proc_text(REGISTERED_CONSOLES)?.unwrap_or_default();
@@ -291,7 +291,7 @@ impl DevRoot {
         }
     }
 
-    /// The node that a regular file stands for.
+    /// Returns the device node that a regular file represents.
     fn simulated(&self, inside: &str) -> Result<Option<(NodeKind, u32, u32)>, Problem> {
         let file =
             self.open_beneath(inside, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
@@ -333,7 +333,7 @@ impl DevRoot {
         })
     }
 
-    /// What is in a directory, without links. What does not exist, is behind a link or may not be listed has no entries.
+    /// Returns the entries of a directory, without links. A directory that does not exist, is behind a link or may not be listed has none.
     fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let path = if directory.is_empty() { "." } else { directory };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

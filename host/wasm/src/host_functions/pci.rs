@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use crate::bindings::nodedock::driver::pci_driver;
-use crate::host_functions::state::{Scope, State};
+use crate::host_functions::state::{CallState, Scope};
 use crate::host_functions::writes::Target;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_core::sysfs::attribute::Attribute;
+use nodedock_core::sysfs::in_use::NodeUse;
 use nodedock_core::sysfs::pci::{
-    Binding, NodeUse, PciAddress, check_driver_name, function_in_use, no_such_driver,
+    Binding, PciAddress, check_driver_name, function_in_use, no_such_driver,
 };
 use nodedock_model::Problem;
 
@@ -19,7 +20,7 @@ struct Step {
     binding: Attribute,
 }
 
-impl pci_driver::Host for State {
+impl pci_driver::Host for CallState {
     async fn bind(&mut self, address: String, driver: String) -> Result<Vec<String>, Problem> {
         self.count_operation()?;
         let writer = self.writer(&address)?;
@@ -56,7 +57,7 @@ impl pci_driver::Host for State {
         let node = Arc::clone(&self.scope.node);
         let found = self
             .scope
-            .look(move || bindings(&node.sysfs, node.sysfs.group_of(&address)?))
+            .look(move || bindings(&node.sysfs, node.sysfs.pci().group_of(&address)?))
             .await?;
         let claims = self.writes_for.clone().unwrap_or_default();
         let mut restored = Vec::new();
@@ -81,7 +82,7 @@ impl pci_driver::Host for State {
     }
 }
 
-impl State {
+impl CallState {
     /// Binds functions back to what they were, the last first. A failure is in the audit log, and the record of the claim restores it.
     async fn undo(&mut self, bound: Vec<Attribute>) {
         for before in bound.into_iter().rev() {
@@ -112,16 +113,17 @@ async fn plan(
 ) -> Result<Vec<Step>, Problem> {
     let (node, checked) = (Arc::clone(&scope.node), Arc::clone(&scope));
     let work = move || {
-        let functions = node.sysfs.bound_together(&address, &driver)?;
+        let functions = node.sysfs.pci().bound_together(&address, &driver)?;
         for function in &functions {
             Target::Bind(function.clone(), driver.clone()).check_grant(&checked.effective, "")?;
         }
-        if !node.sysfs.has_pci_driver(&driver)? {
+        if !node.sysfs.pci().has_driver(&driver)? {
             return Err(no_such_driver(&driver));
         }
         let steps = bindings(&node.sysfs, functions)?;
         let (proc, dev) = (node.hardware.proc(), node.hardware.dev());
         let usage = NodeUse {
+            sysfs: &node.sysfs,
             proc: &proc,
             dev: &dev,
         };
@@ -129,7 +131,7 @@ async fn plan(
             .iter()
             .filter(|step| !is_bound(&step.binding, &driver))
         {
-            if let Some(reason) = node.sysfs.in_use(&step.address, usage)? {
+            if let Some(reason) = usage.function(&step.address)? {
                 return Err(function_in_use(&step.address, &reason));
             }
         }
@@ -141,7 +143,7 @@ async fn plan(
 fn bindings(sysfs: &SysfsRoot, functions: Vec<PciAddress>) -> Result<Vec<Step>, Problem> {
     let step = |address: PciAddress| {
         Ok(Step {
-            binding: sysfs.binding(&address)?,
+            binding: sysfs.pci().binding(&address)?,
             address,
         })
     };

@@ -11,7 +11,7 @@ use wasmtime_wasi::WasiCtx;
 use super::host_files::FilesRoot;
 use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
-use super::sysfs_reads::{Kind, Seen};
+use super::sysfs_reads::{Kind, SysfsEntry};
 use super::tap::Tap;
 use super::wasi_context;
 use crate::limits::executor::CpuMeter;
@@ -48,7 +48,7 @@ pub(crate) struct Scope {
     pub(crate) log: Arc<DriverLog>,
     pub(crate) counters: Arc<Stats>,
     pub(crate) node: Arc<Node>,
-    /// For threads that read below `/sys`. One that hangs in the kernel keeps its permit.
+    /// Permits for threads that read below `/sys`. One that hangs in the kernel keeps its permit.
     pub(crate) blocking: Arc<Semaphore>,
 }
 
@@ -62,13 +62,13 @@ impl Scope {
     }
 }
 
-/// What a store holds for its call.
-pub(crate) struct State {
+/// State of a store for its call.
+pub(crate) struct CallState {
     pub(crate) scope: Arc<Scope>,
     pub(crate) request: Arc<str>,
     pub(crate) log: LogSink,
-    /// What the call has read below `/sys`.
-    pub(crate) seen: HashMap<(Kind, String), Result<Seen, Problem>>,
+    /// Results of the reads below `/sys` in the call.
+    pub(crate) seen: HashMap<(Kind, String), Result<SysfsEntry, Problem>>,
     pub(crate) usage: Usage,
     /// Values that it wrote below `/sys`, functions that it bound, and progress that it saved, or tried to.
     pub(crate) writes: usize,
@@ -81,7 +81,7 @@ pub(crate) struct State {
     wasi: Option<Box<WasiCtx>>,
 }
 
-impl State {
+impl CallState {
     pub(crate) fn new(
         scope: &Arc<Scope>,
         call: &Call,
@@ -118,7 +118,7 @@ impl State {
 }
 
 /// Counts what the call used, also when it was cancelled.
-impl Drop for State {
+impl Drop for CallState {
     fn drop(&mut self) {
         self.usage.cpu = self.meter.used();
         self.usage.memory = self.limiter.memory;

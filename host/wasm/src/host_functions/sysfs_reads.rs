@@ -20,14 +20,14 @@ impl Kind {
         sysfs: &SysfsRoot,
         path: &str,
         reader: Reader,
-    ) -> Result<Seen, Problem> {
+    ) -> Result<SysfsEntry, Problem> {
         let (content, names) = match self {
             Self::Read => (sysfs.read_for(path, reader)?, Vec::new()),
             Self::Dir => (Vec::new(), sysfs.read_dir_for(path, reader)?),
             Self::Link => (Vec::new(), vec![sysfs.read_link(path)?]),
             Self::Glob => (Vec::new(), sysfs.glob(path)?),
         };
-        Ok(Seen {
+        Ok(SysfsEntry {
             content: content.into(),
             names: names.into(),
         })
@@ -42,12 +42,12 @@ impl Kind {
 
 /// The content of a file, or names: of a directory's entries, or one that is a link's target. The other field is empty.
 #[derive(Clone)]
-pub(crate) struct Seen {
+pub(crate) struct SysfsEntry {
     pub(super) content: Arc<[u8]>,
     pub(super) names: Arc<[String]>,
 }
 
-impl Seen {
+impl SysfsEntry {
     pub(super) fn size(&self) -> usize {
         self.content.len()
             + self

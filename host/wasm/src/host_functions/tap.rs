@@ -17,7 +17,7 @@ use wasmtime_wasi::clocks::{MonotonicClock, WallClock};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, Rng, WasiCtxBuilder, thread_rng};
 
 use nodedock_base::printable::{cut, printable};
-use nodedock_core::recording::{Answer, HostCall, Raw, raw};
+use nodedock_core::recording::{CallOutcome, HostCall, Raw, raw};
 
 /// Bytes of a value in a difference.
 const SHOWN_BYTES: usize = 400;
@@ -57,7 +57,7 @@ pub(crate) enum ReplayEnd {
     },
 }
 
-/// What a function of the host does.
+/// Next action of a function of the host.
 pub(super) enum Next {
     /// Its work.
     Run(Raw),
@@ -134,11 +134,16 @@ impl Tap {
     }
 
     /// Keeps what a function returned.
-    pub(super) fn answered(&self, function: &'static str, arguments: Raw, answer: Answer<Raw>) {
+    pub(super) fn answered(
+        &self,
+        function: &'static str,
+        arguments: Raw,
+        answer: CallOutcome<Raw>,
+    ) {
         if let Mode::Recording(recorded) = &mut *self.0.lock() {
             let answer_bytes = match &answer {
-                Answer::Returned(value) => value.get().len(),
-                Answer::Failed(failure) => failure.message.len(),
+                CallOutcome::Returned(value) => value.get().len(),
+                CallOutcome::Failed(failure) => failure.message.len(),
             };
             recorded.bytes += function.len() + arguments.get().len() + answer_bytes + 64;
             if recorded.bytes <= recorded.bytes_max {
@@ -172,7 +177,7 @@ impl Tap {
         parsed.ok()
     }
 
-    /// A value of the node that is read without waiting. `none` stands for it after the replay has stopped.
+    /// Returns a value of the node that is read without waiting, or `none` after the replay has stopped.
     fn value<R: Serialize + DeserializeOwned>(
         &self,
         function: &'static str,
@@ -183,7 +188,7 @@ impl Tap {
         match self.next(function, raw(arguments)) {
             Next::Run(arguments) => {
                 let value = read();
-                self.answered(function, arguments, Answer::Returned(raw(&value)));
+                self.answered(function, arguments, CallOutcome::Returned(raw(&value)));
                 value
             }
             Next::Return(answer) => self.parsed(function, &answer).unwrap_or(none),
@@ -204,8 +209,8 @@ impl Replayed {
                 if expected.function == function && expected.arguments.get() == arguments.get() =>
             {
                 match expected.answer {
-                    Answer::Returned(value) => Next::Return(value),
-                    Answer::Failed(_) => {
+                    CallOutcome::Returned(value) => Next::Return(value),
+                    CallOutcome::Failed(_) => {
                         self.end = Some(ReplayEnd::AsRecorded);
                         Next::Stop
                     }
@@ -254,8 +259,12 @@ pub(crate) fn tap_wasi(builder: &mut WasiCtxBuilder, tap: &Tap) {
         .secure_random(random("wasi-random.random"))
         .insecure_random(random("wasi-random.insecure"));
     let mut source = thread_rng();
-    let seed = || std::array::from_fn(|_| source.next_u64());
-    let [high, low] = tap.value("wasi-random.insecure-seed", &(), seed, [0u64; 2]);
+    let [high, low] = tap.value(
+        "wasi-random.insecure-seed",
+        &(),
+        || std::array::from_fn(|_| source.next_u64()),
+        [0u64; 2],
+    );
     builder.insecure_random_seed(u128::from(high) << 64 | u128::from(low));
 }
 
@@ -332,12 +341,16 @@ impl TryRng for Random {
             function,
             source,
         } = self;
-        let fill = || {
-            let mut filled = vec![0; bytes.len()];
-            source.fill_bytes(&mut filled);
-            filled
-        };
-        let filled = tap.value(function, &bytes.len(), fill, Vec::new());
+        let filled = tap.value(
+            function,
+            &bytes.len(),
+            || {
+                let mut filled = vec![0; bytes.len()];
+                source.fill_bytes(&mut filled);
+                filled
+            },
+            Vec::new(),
+        );
         // A recording that was edited may have fewer.
         bytes
             .iter_mut()
@@ -351,7 +364,7 @@ impl TryRng for Random {
 mod tests {
     use super::*;
 
-    /// What a call reads of clocks and random numbers.
+    /// Reads the clocks and random numbers, as a call does.
     fn readings(tap: &Tap) -> (Duration, u64, [u8; 5], u64) {
         let clock = Clock {
             tap: tap.clone(),
@@ -374,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_and_random_numbers_are_replayed_and_what_was_not_read_differs() {
+    fn clocks_and_random_numbers_are_replayed() {
         let tap = Tap::recording(1 << 20);
         let recorded = readings(&tap);
         let calls = tap.take().unwrap();
@@ -409,11 +422,11 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_none_of_the_function_ends_the_replay() {
+    fn mistyped_answer_ends_the_replay() {
         let tap = Tap::recording(1 << 20);
         readings(&tap);
         let mut calls = tap.take().unwrap();
-        calls[2].answer = Answer::Returned(raw(&"soon"));
+        calls[2].answer = CallOutcome::Returned(raw(&"soon"));
         let edited = Tap::replaying(calls);
         readings(&edited);
         assert!(matches!(
@@ -427,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_maximum_is_not_kept() {
+    fn oversized_recording_is_dropped() {
         let tap = Tap::recording(100);
         readings(&tap);
         assert!(tap.take().is_none());

@@ -2,20 +2,20 @@
 
 use wasmtime::component::HasData;
 
-use super::state::State;
+use super::state::CallState;
 use super::tap::{LOG, Next, Tap};
 use crate::bindings::nodedock::driver::{
     claims, common, container_edits, device_nodes, host_files, inventory, log, net_interfaces,
     pci_driver, prepared_claims, progress, sysfs, sysfs_write,
 };
 use crate::bindings::types;
-use nodedock_core::recording::{Answer, Failure, Raw, raw};
+use nodedock_core::recording::{CallOutcome, Failure, Raw, raw};
 use nodedock_model::{Problem, ProblemCode};
 
 const FAILED: &str = "host-function-failed";
 
 /// The host as a driver has it: its functions, behind the tap of the call.
-pub(crate) struct Tapped<'a>(pub(crate) &'a mut State);
+pub(crate) struct Tapped<'a>(pub(crate) &'a mut CallState);
 
 /// Names [`Tapped`] to the linker.
 pub(crate) struct HasTapped;
@@ -32,7 +32,7 @@ macro_rules! tapped {
         match tap.next($name, raw(&arguments)) {
             Next::Run(arguments) => {
                 let result = $run.await;
-                tap.answered($name, arguments, Answer::Returned(raw(&result)));
+                tap.answered($name, arguments, CallOutcome::Returned(raw(&result)));
                 result
             }
             Next::Return(answer) => tap.parsed($name, &answer).unwrap_or_else(|| Err(stopped())),
@@ -50,8 +50,8 @@ macro_rules! tapped_plain {
             Next::Run(arguments) => {
                 let result = $run.await;
                 let answer = match &result {
-                    Ok(value) => Answer::Returned(raw(value)),
-                    Err(error) => Answer::Failed(failed(error)),
+                    Ok(value) => CallOutcome::Returned(raw(value)),
+                    Err(error) => CallOutcome::Failed(failed(error)),
                 };
                 tap.answered($name, arguments, answer);
                 result
@@ -62,7 +62,7 @@ macro_rules! tapped_plain {
     }};
 }
 
-/// Stands for a problem until it becomes a trap.
+/// Returns a placeholder problem, which becomes a trap.
 fn stopped() -> Problem {
     Problem::internal(ProblemCode::DriverTrapped, "the replay stops here")
 }
@@ -105,7 +105,7 @@ impl log::Host for Tapped<'_> {
             tap.answered(
                 LOG,
                 raw(&(&level, &message, &fields)),
-                Answer::Returned(raw(&())),
+                CallOutcome::Returned(raw(&())),
             );
         }
         log::Host::write(self.0, level, message, fields)

@@ -8,7 +8,7 @@ use wasmtime_wasi::p2::bindings::{cli, clocks, random};
 use wasmtime_wasi::random::WasiRandom;
 use wasmtime_wasi::{WasiCtxView, WasiView};
 
-use crate::host_functions::state::State;
+use crate::host_functions::state::CallState;
 
 /// The interfaces that are linked, without `wasi:` and version.
 pub(crate) const LINKED: &[&str] = &[
@@ -40,26 +40,30 @@ impl HasData for HasIo {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+pub(crate) fn add_to_linker(linker: &mut Linker<CallState>) -> wasmtime::Result<()> {
     use wasmtime_wasi::p2::bindings::io;
-    io::error::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
-    io::poll::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
-    io::streams::add_to_linker::<State, HasIo>(linker, |state| &mut state.table)?;
-    cli::environment::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::exit::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::stdin::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::stdout::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::stderr::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::terminal_input::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::terminal_output::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::terminal_stdin::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::terminal_stdout::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    cli::terminal_stderr::add_to_linker::<State, WasiCli>(linker, State::cli)?;
-    clocks::wall_clock::add_to_linker::<State, WasiClocks>(linker, State::clocks)?;
-    clocks::monotonic_clock::add_to_linker::<State, WasiClocks>(linker, State::clocks)?;
-    random::random::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
-    random::insecure::add_to_linker::<State, WasiRandom>(linker, |state| state.ctx().ctx.random())?;
-    random::insecure_seed::add_to_linker::<State, WasiRandom>(linker, |state| {
+    io::error::add_to_linker::<CallState, HasIo>(linker, |state| &mut state.table)?;
+    io::poll::add_to_linker::<CallState, HasIo>(linker, |state| &mut state.table)?;
+    io::streams::add_to_linker::<CallState, HasIo>(linker, |state| &mut state.table)?;
+    cli::environment::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::exit::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::stdin::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::stdout::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::stderr::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::terminal_input::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::terminal_output::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::terminal_stdin::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::terminal_stdout::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    cli::terminal_stderr::add_to_linker::<CallState, WasiCli>(linker, CallState::cli)?;
+    clocks::wall_clock::add_to_linker::<CallState, WasiClocks>(linker, CallState::clocks)?;
+    clocks::monotonic_clock::add_to_linker::<CallState, WasiClocks>(linker, CallState::clocks)?;
+    random::random::add_to_linker::<CallState, WasiRandom>(linker, |state| {
+        state.ctx().ctx.random()
+    })?;
+    random::insecure::add_to_linker::<CallState, WasiRandom>(linker, |state| {
+        state.ctx().ctx.random()
+    })?;
+    random::insecure_seed::add_to_linker::<CallState, WasiRandom>(linker, |state| {
         state.ctx().ctx.random()
     })?;
     add_empty_filesystem(linker)
@@ -67,7 +71,7 @@ pub(crate) fn add_to_linker(linker: &mut Linker<State>) -> wasmtime::Result<()> 
 
 /// The C library's start code looks for directories here. There are none, so no descriptor can ever exist, and every function that takes
 /// one is out of reach: wasmtime-wasi's code for files, the part of it with the most advisories, is not linked.
-fn add_empty_filesystem(linker: &mut Linker<State>) -> wasmtime::Result<()> {
+fn add_empty_filesystem(linker: &mut Linker<CallState>) -> wasmtime::Result<()> {
     /// Never made.
     struct Descriptor;
     /// Never made.
@@ -132,7 +136,7 @@ const DESCRIPTOR_METHODS: &[&str] = &[
     "write-via-stream",
 ];
 
-impl WasiView for State {
+impl WasiView for CallState {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         let (wasi, table) = self.wasi_parts();
         WasiCtxView { ctx: wasi, table }
@@ -147,7 +151,7 @@ mod tests {
 
     /// The contract names the same interfaces, in lines such as "- `wasi:io` `error`, `poll`".
     #[test]
-    fn the_contract_lists_the_interfaces_that_are_linked() {
+    fn contract_lists_the_linked_interfaces() {
         let contract = include_str!("../../../../wit/driver.wit");
         let (_, list) = contract
             .split_once("Of WASI 0.2 the host links")

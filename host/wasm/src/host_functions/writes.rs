@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::bindings::nodedock::driver::sysfs_write;
 use crate::host_functions::not_granted;
-use crate::host_functions::state::{Scope, State};
+use crate::host_functions::state::{CallState, Scope};
 use crate::limits::limiter::Reached;
 use crate::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
@@ -22,7 +22,7 @@ use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 /// Values that one call may write below `/sys`: a driver that writes more is at fault.
 pub(crate) const WRITES_PER_CALL: usize = 256;
 
-impl sysfs_write::Host for State {
+impl sysfs_write::Host for CallState {
     async fn write(&mut self, path: String, value: String) -> Result<(), Problem> {
         let admitted = self.admit_write(&path, &value);
         self.write_value(Target::Attribute(path), value, admitted)
@@ -31,7 +31,7 @@ impl sysfs_write::Host for State {
     }
 }
 
-impl State {
+impl CallState {
     /// Writes what was admitted, and writes the line of the audit. Returns the value before, with the path without links.
     pub(crate) async fn write_value(
         &mut self,
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-/// What is written.
+/// Target of a write.
 #[derive(Clone)]
 pub(crate) enum Target {
     /// The path of a file, as the driver names it.
@@ -108,7 +108,7 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// As messages and the audit name it, until its path is known.
+    /// Returns the name for messages and the audit, until its path is known.
     fn name(&self) -> &str {
         match self {
             Self::Attribute(path) => path,
@@ -119,7 +119,7 @@ impl Target {
     fn find(&self, sysfs: &SysfsRoot) -> Result<Attribute, Problem> {
         match self {
             Self::Attribute(path) => sysfs.attribute(path),
-            Self::Bind(address, _) | Self::Unbind(address) => sysfs.binding(address),
+            Self::Bind(address, _) | Self::Unbind(address) => sysfs.pci().binding(address),
         }
     }
 
@@ -223,8 +223,13 @@ impl ValueWrite {
     ) -> Result<(Result<Written, Problem>, Vec<LockGuard<String>>), Problem> {
         let (sysfs, found) = (Arc::clone(&self.scope.node.sysfs), found.clone());
         let value = self.value.clone();
-        let work = move || Ok((sysfs.store(&found, &value), lock));
-        blocking(&self.scope.blocking, SYSFS_WRITE_WALL, write_stuck, work).await
+        blocking(
+            &self.scope.blocking,
+            SYSFS_WRITE_WALL,
+            write_stuck,
+            move || Ok((sysfs.store(&found, &value), lock)),
+        )
+        .await
     }
 
     fn line<'a>(&'a self, found: Option<&'a Attribute>) -> Audited<'a> {

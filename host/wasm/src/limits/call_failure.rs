@@ -73,7 +73,7 @@ impl CallFailure {
         }
     }
 
-    /// What the failure says about the driver.
+    /// Returns the result of the call for the driver's containment; `Unknown` if the call did not run.
     pub(crate) fn call_result(&self) -> CallResult {
         match self {
             Self::Busy { .. } | Self::Quarantined(_) => CallResult::Unknown,

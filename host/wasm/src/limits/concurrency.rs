@@ -1,8 +1,8 @@
-//! How many calls run at once, and how much memory they may use together: of one driver and of all drivers.
+//! Limits on concurrent calls and on the memory that they use together: of one driver and of all drivers.
 //!
-//! Every limit is a semaphore, and a call acquires them in one fixed order, so that no two calls wait for each other. The reasons for
-//! the limits:
-//! - One driver never holds more than half of what the node has.
+//! Every limit is a semaphore, and a call acquires them in one fixed order, so that no two calls wait for each other. The reasons for the
+//! limits:
+//! - One driver never holds more than half of the node's permits.
 //! - A quarter of the node's permits is only for the first call of each driver: many greedy drivers leave it to the others.
 //! - Functions that are slow, and drivers that fail, share a part of the permits.
 
@@ -57,20 +57,23 @@ async fn acquire(semaphore: &Arc<Semaphore>, permits: usize) -> OwnedSemaphorePe
 #[derive(Clone)]
 pub(crate) struct NodePermits {
     pub(crate) all: Arc<Pool>,
-    /// For all calls but the first of each driver.
+    /// Permits for all calls but the first of each driver.
     shared: Arc<Pool>,
     pub(crate) slow: Arc<Pool>,
 }
 
 impl Default for NodePermits {
     fn default() -> Self {
-        let pool = |memories, bytes| Arc::new(Pool::new(memories, bytes));
         Self {
             all: pool(CALLS_MAX, CALLS_MEMORY_MAX),
             shared: pool(CALLS_MAX / 4 * 3, CALLS_MEMORY_MAX / 4 * 3),
             slow: pool(SLOW_CALLS_MAX, SLOW_CALLS_MEMORY_MAX),
         }
     }
+}
+
+fn pool(memories: usize, bytes: usize) -> Arc<Pool> {
+    Arc::new(Pool::new(memories, bytes))
 }
 
 /// The permits of a driver, which are also permits of the node. Clones share them.
@@ -87,7 +90,7 @@ pub(crate) struct DriverPermits {
     first: Arc<Semaphore>,
 }
 
-/// What a running call holds.
+/// Permits that a running call holds.
 pub(crate) type CallPermits = Vec<OwnedSemaphorePermit>;
 
 impl DriverPermits {
@@ -95,15 +98,14 @@ impl DriverPermits {
     pub(crate) fn new(node: &NodePermits, memories: usize, bytes: usize, calls: usize) -> Self {
         let half = (CALLS_MAX / 2 / memories).min(CALLS_MEMORY_MAX / 2 / bytes);
         let calls_max = calls.min(half).max(1);
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
         Self {
             node: node.clone(),
             memories,
             bytes,
             calls_max,
-            calls: semaphore(calls_max),
-            slow: semaphore(SLOW_CALLS_PER_DRIVER),
-            first: semaphore(1),
+            calls: Arc::new(Semaphore::new(calls_max)),
+            slow: Arc::new(Semaphore::new(SLOW_CALLS_PER_DRIVER)),
+            first: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -157,13 +159,13 @@ mod tests {
         node.all.memories.available_permits() == CALLS_MAX
     }
 
-    /// As many permits as there are now.
+    /// Acquires as many permits as are available now.
     fn take(driver: &DriverPermits, is_slow: bool) -> Vec<CallPermits> {
         std::iter::from_fn(|| driver.acquire(is_slow).now_or_never()).collect()
     }
 
     #[test]
-    fn a_driver_alone_gets_its_number_and_greedy_ones_leave_a_first_call_to_the_next() {
+    fn greedy_drivers_leave_a_first_call() {
         let node = NodePermits::default();
         let drivers: Vec<_> = (0..8).map(|_| driver(&node)).collect();
         let held: Vec<_> = drivers.iter().map(|driver| take(driver, false)).collect();
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_calls_share_a_part_and_the_rest_is_for_the_others() {
+    fn slow_calls_share_a_limited_part() {
         let node = NodePermits::default();
         let slow: Vec<_> = (0..10).map(|_| driver(&node)).collect();
         let held: Vec<_> = slow.iter().map(|driver| take(driver, true).len()).collect();
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_with_much_memory_are_few_and_leave_room_for_small_ones() {
+    fn large_calls_leave_memory_for_small() {
         let node = NodePermits::default();
         let large: Vec<_> = (0..8)
             .map(|_| DriverPermits::new(&node, 1, CALL_MEMORY_MAX, CALLS_PER_DRIVER))
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_call_holds_up_no_other_driver_and_a_cancelled_one_leaves_nothing() {
+    fn waiting_call_blocks_no_other_driver() {
         let node = NodePermits::default();
         let (one, two) = (driver(&node), driver(&node));
         let mut held = take(&one, true);
@@ -242,7 +244,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn every_call_gets_its_permits_in_the_end(
+        fn every_call_eventually_gets_permits(
             drivers in prop::collection::vec((1..17usize, 1..9usize), 1..7),
             calls in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 1..120),
         ) {

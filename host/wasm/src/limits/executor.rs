@@ -1,8 +1,8 @@
-//! Where a guest's code runs, and the CPU time that it uses.
+//! Execution of a guest's code, and the CPU time that it uses.
 //!
-//! A call starts on the caller's thread, where most calls end within microseconds. A call that has used `FAST_CPU` yields at its next
-//! epoch tick and is then spawned on the slow runtime, whose threads have a lower priority. There, each poll lasts one epoch tick.
-//! CPU time is read from the thread's own clock, so that a busy node is not mistaken for a busy guest.
+//! A call starts on the caller's thread, where most calls end within microseconds. A call that has used `FAST_CPU` yields at its next epoch
+//! tick and is then spawned on the slow runtime, whose threads have a lower priority. There, each poll lasts one epoch tick. CPU time is
+//! read from the thread's own clock, so that a busy node is not mistaken for a busy guest.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -74,12 +74,12 @@ impl CpuMeter {
         Duration::from_nanos(self.used.load(Relaxed))
     }
 
-    /// Whether the call used more than it may on a serving thread.
+    /// Returns true if the call used more CPU time than a serving thread allows.
     pub(crate) fn is_slow(&self) -> bool {
         self.used() >= FAST_CPU
     }
 
-    /// When the guest got a thread for the first time.
+    /// Returns the time at which the guest first got a thread.
     pub(crate) fn first_poll(&self) -> Option<Instant> {
         self.first_poll.get().copied()
     }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn cpu_time_is_counted_and_waiting_is_not() {
+    async fn only_cpu_time_is_counted() {
         let meter = Arc::new(CpuMeter::default());
         let of_work = Arc::clone(&meter);
         let (go, gone) = oneshot::channel::<()>();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_work_runs_elsewhere_and_is_dropped_with_its_caller() {
+    async fn slow_work_ends_with_its_caller() {
         let slow = SlowRuntime::start().unwrap();
         let name = || std::thread::current().name().map(str::to_owned);
         let work = async move {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_reaches_the_caller_and_the_runtime_goes_on() {
+    async fn panic_reaches_caller_and_spares_runtime() {
         let slow = SlowRuntime::start().unwrap();
         let panic = std::panic::AssertUnwindSafe(slow.run(async { panic!("story") }.boxed()))
             .catch_unwind();

@@ -153,7 +153,7 @@ pub(crate) fn reached(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<
         .or_else(|| of_engine(error, hostcall_bytes))
 }
 
-/// For limits that the engine itself enforces it has no error types, only texts.
+/// Returns the limit that the engine itself enforced; for these it has no error types, only texts.
 fn of_engine(error: &wasmtime::Error, hostcall_bytes: usize) -> Option<Reached> {
     if matches!(error.downcast_ref(), Some(ResourceTableError::Full)) {
         return Some(Reached {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_parts_of_a_store_are_named_for_what_they_are() {
+    fn exceeded_store_limit_is_named() {
         // There may be as many tables as instances: two in each module.
         for (text, within, limit, max) in [
             ("(module)", CALL_INSTANCES, Limit::Instances, CALL_INSTANCES),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_table_entries_are_summed_over_all_instances() {
+    fn store_limits_sum_over_instances() {
         let used = instantiate("(module (memory 2) (table 10 funcref))", 3).unwrap();
         assert_eq!((used.memory, used.table_elements), (6 * (64 << 10), 30));
         assert_eq!(reached("(module (memory 400))", 3).limit, Limit::Memory);

@@ -227,7 +227,7 @@ impl Surface {
             .collect()
     }
 
-    /// Whether it imports an interface of the contract.
+    /// Returns true if it imports an interface of the contract.
     pub(crate) fn has_import(&self, interface: &str) -> bool {
         self.imports
             .iter()
@@ -345,19 +345,8 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
             _ => {}
         }
     }
-    let foreign = |name: &&String| {
-        let own = name.strip_prefix("[export]").unwrap_or(name);
-        !(own.contains(':')
-            || own.starts_with("cm32p2")
-            || own.starts_with('$')
-            || own.starts_with("[resource"))
-    };
-    let foreign: Vec<&str> = surface
-        .imports
-        .iter()
-        .filter(foreign)
-        .map(String::as_str)
-        .collect();
+    let imports = surface.imports.iter().map(String::as_str);
+    let foreign: Vec<&str> = imports.filter(|name| is_foreign(name)).collect();
     if !foreign.is_empty() {
         return Err(unknown_imports(&foreign));
     }
@@ -375,13 +364,19 @@ fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
     let mut packages = WitPackages::default();
     wit.iter().try_for_each(|section| packages.add(section))?;
     packages.check()?;
-    let encode = || {
-        ComponentEncoder::default()
-            .validate(true)
-            .module(bytes)?
-            .encode()
-    };
-    encode().map_err(|error: anyhow::Error| bounded_line(&format!("{error:#}")))
+    ComponentEncoder::default()
+        .validate(true)
+        .module(bytes)
+        .and_then(|mut encoder| encoder.encode())
+        .map_err(|error: anyhow::Error| bounded_line(&format!("{error:#}")))
+}
+
+fn is_foreign(import: &str) -> bool {
+    let own = import.strip_prefix("[export]").unwrap_or(import);
+    !(own.contains(':')
+        || own.starts_with("cm32p2")
+        || own.starts_with('$')
+        || own.starts_with("[resource"))
 }
 
 /// A library's or a process' message about a file, as one short line.
@@ -434,8 +429,12 @@ fn our_interface(name: &str) -> Option<(&str, bool)> {
 }
 
 fn check_contract(surface: &Surface) -> Result<(), LoadError> {
-    let names = || surface.exports.iter().chain(&surface.imports);
-    if let Some(other) = names().find(|name| our_interface(name).is_some_and(|(_, ours)| !ours)) {
+    if let Some(other) = surface
+        .exports
+        .iter()
+        .chain(&surface.imports)
+        .find(|name| our_interface(name).is_some_and(|(_, ours)| !ours))
+    {
         let version = other.split_once('@').map_or("", |(_, version)| version);
         return Err(LoadError::ContractVersion {
             found: bounded_line(&format!("{CONTRACT}@{version}")),

@@ -19,16 +19,16 @@ use wasmtime::component::Component;
 use crate::digest_text;
 use crate::load::admission::{CODE_BYTES_MAX, CONTRACT_VERSION, LoadError, Surface};
 
-/// Of the layout below. A change makes files of another name.
+/// Version of the layout below. A change makes files of another name.
 const FORMAT: u8 = 3;
 /// Names of what a driver imports and exports, as they are shown to people: real ones have 2 kB.
 pub(crate) const REPORT_BYTES_MAX: usize = 256 << 10;
-/// After code and report: the length of the code, and an HMAC-SHA256 of what was compiled and everything before.
+/// Bytes after code and report: the length of the code, and an HMAC-SHA256 of the compiled input and everything before.
 const SEAL_BYTES: usize = 8 + SUM_BYTES;
 const SUM_BYTES: usize = 32;
 pub(crate) const ARTIFACT_BYTES_MAX: u64 = CODE_BYTES_MAX + (REPORT_BYTES_MAX + SEAL_BYTES) as u64;
 
-/// What was compiled, and with which settings.
+/// Source and settings of a compilation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     /// SHA-256 of the driver's file.
@@ -57,7 +57,7 @@ pub(crate) struct SealKey([u8; SEAL_KEY_BYTES]);
 pub(crate) const SEAL_KEY_BYTES: usize = 32;
 
 impl SealKey {
-    /// For an artifact in a pipe: the seal shows that it is whole, and not who made it.
+    /// Key for an artifact in a pipe: the seal shows that it is whole, but does not authenticate its maker.
     pub(crate) const OF_PIPE: Self = Self([0; SEAL_KEY_BYTES]);
 
     pub(crate) fn random() -> io::Result<Self> {
@@ -101,7 +101,7 @@ pub(crate) struct Report {
     pub(crate) spent: Spent,
 }
 
-/// What the compiler's process used.
+/// Resources that the compiler's process used.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Spent {
     pub(crate) cpu_ms: u64,
@@ -200,7 +200,7 @@ pub(crate) fn memory_file() -> io::Result<File> {
 }
 
 fn map(engine: &Engine, file: &File) -> wasmtime::Result<Component> {
-    // The path names the open file itself, whatever was put at its own path since.
+    // The path names the open file itself, even if another file was put at its own path since.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the bytes were made by this program's own compiler with this engine's settings, and their seal was verified. They are in
     // memory that only this process has, or in a file of ours in a directory of ours, where no other user can write, sealed with a key

@@ -33,7 +33,7 @@ const NAME_DIGITS: usize = 64;
 /// Endings of our files.
 const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new"];
 
-/// Where compiled drivers are.
+/// Paths of compiled drivers.
 #[derive(Debug, Clone)]
 pub struct CachePaths {
     pub directory: PathBuf,
@@ -108,8 +108,10 @@ impl Cache {
         let Some(directory) = self.directory_or_warn() else {
             return artifact;
         };
-        let write_to = |file: &File| artifact.seal_to(file, key, &self.seal_key);
-        match directory.write(&self.name(key), write_to) {
+        let written = directory.write(&self.name(key), |file| {
+            artifact.seal_to(file, key, &self.seal_key)
+        });
+        match written {
             Ok(file) => {
                 directory.trim(FILES_MAX, BYTES_MAX);
                 artifact.in_file(file)
@@ -246,11 +248,6 @@ impl Directory {
 
     /// Removes the least recently used files until the rest is within the bounds. Code that is mapped stays mapped.
     fn trim(&self, files_max: usize, bytes_max: u64) {
-        let entry = |name: String| {
-            // no error: it was removed just now, or stays until it can be looked at
-            let found = fs::symlink_metadata(self.path(&name)).ok()?;
-            Some((found.modified().ok()?, found.len(), name))
-        };
         let names = match self.names() {
             Ok(names) => names,
             Err(error) => {
@@ -258,7 +255,12 @@ impl Directory {
                 return;
             }
         };
-        let mut entries: Vec<_> = names.into_iter().filter_map(entry).collect();
+        let entries = names.into_iter().filter_map(|name| {
+            // no error: it was removed just now, or stays until it can be looked at
+            let found = fs::symlink_metadata(self.path(&name)).ok()?;
+            Some((found.modified().ok()?, found.len(), name))
+        });
+        let mut entries: Vec<_> = entries.collect();
         entries.sort();
         let (mut files, mut bytes) = (
             entries.len(),

@@ -21,20 +21,20 @@ use nodedock_base::error::chain;
 /// The program's command that compiles, with the parent's process ID, bytes of memory and seconds of CPU.
 pub const COMPILE_COMMAND: &str = "internal-compile";
 
-/// Where drivers are compiled.
+/// Process in which drivers are compiled.
 #[derive(Debug, Clone)]
 pub enum Compiler {
-    /// In a process of its own, by a `nodedock` program of this very build.
+    /// A separate process, by a `nodedock` program of the same build.
     Process {
         program: PathBuf,
         bounds: CompileBounds,
     },
-    /// In this process and without limits.
+    /// This process, without limits.
     #[cfg(test)]
     InProcess,
 }
 
-/// What a compilation may use.
+/// Resource limits of a compilation.
 #[derive(Debug, Clone, Copy)]
 pub struct CompileBounds {
     /// Bytes of address space.
@@ -85,13 +85,15 @@ impl Compiler {
                 }
             }
         };
-        let unusable = |error| {
-            LoadError::Host(format!(
-                "the compiler's answer is unusable: {}",
-                chain(&error)
-            ))
-        };
-        blocking(move || Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(unusable)).await
+        blocking(move || {
+            Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(|error| {
+                LoadError::Host(format!(
+                    "the compiler's answer is unusable: {}",
+                    chain(&error)
+                ))
+            })
+        })
+        .await
     }
 }
 

@@ -4,18 +4,18 @@ use wasmtime::component::{Component, Instance, InstancePre};
 use wasmtime::{Result, Store};
 
 use crate::bindings::exports::nodedock::driver as exports;
-use crate::host_functions::state::State;
+use crate::host_functions::state::CallState;
 use crate::limits::limiter::CALL_MEMORIES;
 use crate::load::admission::Surface;
 
 /// A compiled driver and where it comes from.
 pub(crate) struct Compiled {
-    pub(crate) pre: InstancePre<State>,
+    pub(crate) pre: InstancePre<CallState>,
     pub(crate) exports: Exports,
     /// Linear memories of an instance.
     pub(crate) memories: usize,
     pub(crate) surface: Surface,
-    /// Of the file: `sha256:` and hex.
+    /// Digest of the file: `sha256:` and hex.
     pub(crate) digest: String,
     pub(crate) from_cache: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) fn memories(component: &Component) -> usize {
     required.unwrap_or(CALL_MEMORIES).clamp(1, CALL_MEMORIES)
 }
 
-/// Where the driver's functions are.
+/// Indices of the driver's functions.
 pub(crate) struct Exports {
     pub(crate) identity: exports::identity::GuestIndices,
     pub(crate) discovery: exports::discovery::GuestIndices,
@@ -39,13 +39,17 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    pub(crate) fn new(pre: &InstancePre<State>, surface: &Surface) -> Result<Self> {
+    pub(crate) fn new(pre: &InstancePre<CallState>, surface: &Surface) -> Result<Self> {
         let facets = surface.facets();
-        let has = |facet: &str| facets.contains(&facet);
-        let configuration =
-            has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
-        let health = has("health").then(|| exports::health::GuestIndices::new(pre));
-        let scheduling = has("scheduling").then(|| exports::scheduling::GuestIndices::new(pre));
+        let configuration = facets
+            .contains(&"configuration")
+            .then(|| exports::configuration::GuestIndices::new(pre));
+        let health = facets
+            .contains(&"health")
+            .then(|| exports::health::GuestIndices::new(pre));
+        let scheduling = facets
+            .contains(&"scheduling")
+            .then(|| exports::scheduling::GuestIndices::new(pre));
         Ok(Self {
             identity: exports::identity::GuestIndices::new(pre)?,
             discovery: exports::discovery::GuestIndices::new(pre)?,
@@ -57,7 +61,7 @@ impl Exports {
     }
 
     /// Checks the types of all exported functions.
-    pub(crate) fn check(&self, store: &mut Store<State>, instance: &Instance) -> Result<()> {
+    pub(crate) fn check(&self, store: &mut Store<CallState>, instance: &Instance) -> Result<()> {
         self.identity.load(&mut *store, instance)?;
         self.discovery.load(&mut *store, instance)?;
         self.preparation.load(&mut *store, instance)?;

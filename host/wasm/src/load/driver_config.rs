@@ -28,7 +28,7 @@ mod tests {
     use nodedock_base::error::chain;
 
     #[test]
-    fn a_driver_config_is_json_for_the_driver_and_its_errors_say_where() {
+    fn driver_config_becomes_json() {
         assert_eq!(
             driver_config("pools:\n- {name: misc}\n").unwrap(),
             r#"{"pools":[{"name":"misc"}]}"#

@@ -34,13 +34,6 @@ const MOVING: &[&str] = &[
 
 /// Validates `value`. A refused schema is the driver's fault.
 pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
-    let broken = |why: String| {
-        let why = one_line(&why, 2 * FINDING_BYTES_MAX);
-        Problem::internal(
-            ProblemCode::SchemaInvalid,
-            format!("the driver's schema of its config: {why}"),
-        )
-    };
     if schema.len() > SCHEMA_BYTES_MAX {
         return Err(broken(format!(
             "{} bytes, at most {SCHEMA_BYTES_MAX} are allowed",
@@ -57,19 +50,10 @@ pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
         .with_pattern_options(patterns)
         .build(&schema)
         .map_err(|error| broken(error.to_string()))?;
-    let finding = |error: jsonschema::ValidationError<'_>| {
-        let place = one_line(&error.instance_path().to_string(), FINDING_BYTES_MAX);
-        let text = one_line(&error.to_string(), FINDING_BYTES_MAX);
-        if place.is_empty() {
-            text
-        } else {
-            format!("{place}: {text}")
-        }
-    };
     let findings: Vec<String> = validator
         .iter_errors(value)
         .take(FINDINGS_SHOWN)
-        .map(finding)
+        .map(|error| finding(&error))
         .collect();
     if findings.is_empty() {
         return Ok(());
@@ -81,6 +65,24 @@ pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
             findings.join("; ")
         ),
     ))
+}
+
+fn finding(error: &jsonschema::ValidationError<'_>) -> String {
+    let place = one_line(&error.instance_path().to_string(), FINDING_BYTES_MAX);
+    let text = one_line(&error.to_string(), FINDING_BYTES_MAX);
+    if place.is_empty() {
+        text
+    } else {
+        format!("{place}: {text}")
+    }
+}
+
+fn broken(why: String) -> Problem {
+    let why = one_line(&why, 2 * FINDING_BYTES_MAX);
+    Problem::internal(
+        ProblemCode::SchemaInvalid,
+        format!("the driver's schema of its config: {why}"),
+    )
 }
 
 fn measure(schema: &Value) -> Result<(), String> {
@@ -106,7 +108,7 @@ fn measure(schema: &Value) -> Result<(), String> {
 
 struct Measure<'a> {
     root: &'a Value,
-    /// By reference; None while it is computed.
+    /// Sizes by reference; None while one is computed.
     known: HashMap<&'a str, Option<u64>>,
 }
 
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_of_the_usual_kind_is_held_against_the_value() {
+    fn common_schema_is_checked_against_value() {
         let schema = json!({
             "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/x",
             "type": "object", "additionalProperties": false,
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_referred_to_within_itself_is_a_circle() {
+    fn self_referring_root_is_a_cycle() {
         let schema = json!({"properties": {"a": {"$ref": "#"}}});
         assert!(
             verdict(&schema, &json!({}))
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_one_short_line_whatever_the_value_has() {
+    fn schema_message_is_one_short_line() {
         let long = "x\n".repeat(10_000);
         let why = verdict(&json!({"additionalProperties": false}), &json!({long: 1})).unwrap_err();
         assert!(why.len() < 1024 && !why.contains('\n'), "{why}");

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_that_need_each_other_in_a_circle_are_refused() {
+    fn cyclic_packages_are_refused() {
         check(&[("a:a", &[]), ("b:b", &["a:a"]), ("c:c", &["a:a", "b:b"])]).unwrap();
         let error =
             check(&[("a:a", &[]), ("b:b", &["a:a", "d:d"]), ("d:d", &["b:b"])]).unwrap_err();
@@ -197,7 +197,7 @@ mod tests {
 
     /// Modules that fuzzing found: two overflowed the stack, in the encoder and in the parser, and one made the parser panic.
     #[test]
-    fn a_module_with_damaged_wit_is_refused_and_ends_nothing() {
+    fn damaged_wit_is_refused_without_panic() {
         let circle =
             include_bytes!("../../../../fuzz/seeds/admission/refused-circle-of-packages.wasm");
         let types = include_bytes!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packages_of_the_contract_are_those_that_it_declares() {
+    fn contract_packages_are_the_declared_ones() {
         let module = crate::tests::guest::Guest::default().module();
         let mut packages = WitPackages::default();
         for payload in wasmparser::Parser::new(0).parse_all(&module) {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qualified_name_has_a_package_with_its_version() {
+    fn package_name_includes_its_version() {
         assert_eq!(
             package_of("wasi:io/error@0.2.6").as_deref(),
             Some("wasi:io@0.2.6")

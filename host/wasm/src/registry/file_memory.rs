@@ -21,23 +21,24 @@ const UNIT: u64 = 1 << 20;
 /// Clones share it.
 #[derive(Clone)]
 pub struct FileMemory {
-    /// For files that are loaded, and their side files.
+    /// Memory for files that are loaded, and their side files.
     pub(super) loading: Arc<Semaphore>,
-    /// For files that are only judged.
+    /// Memory for files that are only judged.
     pub(super) judging: Arc<Semaphore>,
 }
 
 impl Default for FileMemory {
     fn default() -> Self {
-        let units = |bytes: u64| {
-            let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
-            Arc::new(Semaphore::new(units))
-        };
         Self {
             loading: units(LOADED_FILES_BYTES_MAX),
             judging: units(JUDGED_FILES_BYTES_MAX),
         }
     }
+}
+
+fn units(bytes: u64) -> Arc<Semaphore> {
+    let units = usize::try_from(bytes / UNIT).expect("a bound is some units");
+    Arc::new(Semaphore::new(units))
 }
 
 /// Reserved memory for the bytes of a file.
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn files_wait_until_bytes_of_others_are_dropped_and_those_that_are_judged_do_not() {
+    async fn only_loading_files_wait_for_memory() {
         let (memory, largest) = (FileMemory::default(), limit::DRIVER_FILE_BYTES_MAX);
         let mut held = Vec::new();
         while let Some(room) = Room::within(&memory.loading, largest).now_or_never() {
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn room_is_for_the_file_as_it_was_and_some_more() {
+    async fn file_memory_allows_some_growth() {
         let memory = FileMemory::default();
         for (size, bytes_max) in [(0, UNIT), (UNIT - 1, UNIT), (UNIT, 2 * UNIT)] {
             assert_eq!(

@@ -214,7 +214,9 @@ impl InventoryPoller {
             true => {}
             false => change(view),
         };
-        self.registry.update(DriverKind::Wasm, &self.source, change);
+        self.registry
+            .sources
+            .update(DriverKind::Wasm, &self.source, change);
     }
 
     fn publish(&self, found: Published, duration_us: u64) {
@@ -235,7 +237,9 @@ impl InventoryPoller {
             }
         });
         if changed {
-            self.registry.tell_devices(&self.driver.info().name);
+            self.registry
+                .sources
+                .report_devices(&self.driver.info().name);
             tracing::info!(driver = %self.driver.info().name, devices, "devices changed");
         }
     }

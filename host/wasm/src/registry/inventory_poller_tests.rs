@@ -18,9 +18,9 @@ use nodedock_model::{Inventory, Pool, PoolName};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// When a quarantine began between the check and the call, the poller forgot the discovery, and with it the kernel's event.
+/// Covers a quarantine that began between the check and the call: the poller forgot the discovery, and with it the kernel's event.
 #[tokio::test]
-async fn a_discovery_that_a_quarantine_refused_is_repeated_when_it_is_over() {
+async fn refused_discovery_is_repeated_after_quarantine() {
     let driver = Arc::new(Stage::new().load(&Guest::default()).await);
     let (tasks, kernel) = (Tasks::new(), KernelEvents::default());
     let pools = BTreeMap::from([(PoolName::new("node-1").unwrap(), Pool::default())]);

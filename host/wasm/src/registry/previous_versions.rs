@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::files::stored_files::{SignedFile, StoredFacts, StoredFiles};
-use crate::files::trust::{Policy, Trust, Verdict};
+use crate::files::trust::{Policy, Trust, TrustDecision};
 use crate::registry::verification;
 use crate::{DriverFile, StoreError, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
@@ -28,7 +28,7 @@ use nodedock_model::{DriverName, Problem, ProblemCode};
 pub struct PreviousVersions {
     loader: Loader,
     tasks: Tasks,
-    state: Mutex<State>,
+    state: Mutex<VersionCache>,
 }
 
 /// Loads stored files.
@@ -40,7 +40,7 @@ struct Loader {
 }
 
 #[derive(Default)]
-struct State {
+struct VersionCache {
     stored: BTreeSet<String>,
     /// Versions that serve, or served and still run calls: each call holds its version's identity until its result is durable.
     users: Vec<Weak<DriverIdentity>>,
@@ -65,7 +65,7 @@ type Outcome = Result<Version, Problem>;
 struct Version {
     driver: Arc<WasmDriver>,
     /// The verdict on its file.
-    verdict: Verdict,
+    verdict: TrustDecision,
 }
 
 impl Loading {
@@ -75,7 +75,7 @@ impl Loading {
         }
     }
 
-    /// Whether it is being loaded, or is loaded and not refused by the current policy.
+    /// Returns true if it is being loaded, or is loaded and not refused by the current policy.
     fn is_usable(&self, name: &DriverName, policy: &Policy) -> bool {
         match &*self.0.borrow() {
             None => self.0.has_changed().is_ok(),
@@ -96,7 +96,7 @@ impl Loading {
     }
 }
 
-impl State {
+impl VersionCache {
     fn is_used(&self, digest: &str) -> bool {
         self.users
             .iter()
@@ -119,9 +119,9 @@ impl PreviousVersions {
         tasks: Tasks,
     ) -> Result<Self, StoreError> {
         let files = StoredFiles::open(directory)?;
-        let state = State {
+        let state = VersionCache {
             stored: files.digests()?,
-            ..State::default()
+            ..VersionCache::default()
         };
         Ok(Self {
             loader: Loader { host, files, trust },
@@ -161,22 +161,25 @@ impl PreviousVersions {
     /// Returns which files are stored, and of which drivers. One whose facts cannot be read is left out, and its claims name its digest.
     pub fn sources(&self) -> Vec<StoredSource> {
         let digests = self.state().stored.clone();
-        let source = |digest: String| match self.loader.files.facts(&digest) {
-            Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource {
-                digest,
-                driver,
-                stem,
-            }),
-            Err(error) => {
-                tracing::warn!(
-                    digest,
-                    error = chain(&error),
-                    "a stored driver does not say whose it is"
-                );
-                None
-            }
-        };
-        digests.into_iter().filter_map(source).collect()
+        let sources =
+            digests
+                .into_iter()
+                .filter_map(|digest| match self.loader.files.facts(&digest) {
+                    Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource {
+                        digest,
+                        driver,
+                        stem,
+                    }),
+                    Err(error) => {
+                        tracing::warn!(
+                            digest,
+                            error = chain(&error),
+                            "a stored driver does not say whose it is"
+                        );
+                        None
+                    }
+                });
+        sources.collect()
     }
 
     /// Returns the stored file of a digest.
@@ -258,7 +261,7 @@ impl PreviousVersions {
         Loading(outcome)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, VersionCache> {
         self.state.lock()
     }
 }
@@ -298,7 +301,7 @@ impl Loader {
     }
 
     /// The stored file, with the policy's verdict.
-    async fn take(&self, digest: &str) -> Result<(StoredFacts, Bytes, Verdict), Problem> {
+    async fn take(&self, digest: &str) -> Result<(StoredFacts, Bytes, TrustDecision), Problem> {
         let (files, policy, wanted) = (self.files.clone(), self.trust.policy(), digest.to_owned());
         let taken = tokio::task::spawn_blocking(move || {
             let (facts, SignedFile { code, signature }) = files.take(&wanted)?;
@@ -314,7 +317,7 @@ impl Loader {
     /// Judges a stored file by the current policy.
     fn check(
         &self,
-        verdict: &Verdict,
+        verdict: &TrustDecision,
         name: &DriverName,
         facts: &StoredFacts,
     ) -> Result<(), Problem> {

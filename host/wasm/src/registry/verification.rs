@@ -11,7 +11,7 @@ use crate::files::file_watch::DriverFiles;
 use crate::files::stored_files::SignedFile;
 use crate::files::trust::open::{self, OpenError};
 use crate::files::trust::permissions::{self, Fault};
-use crate::files::trust::{Mode, Policy, Verdict};
+use crate::files::trust::{Mode, Policy, TrustDecision};
 use crate::load::driver_config::{self, DriverConfigError};
 use crate::registry::file_memory::Room;
 use nodedock_model::SideFileError;
@@ -21,7 +21,7 @@ use nodedock_model::limit;
 /// The result of reading and judging files.
 pub(super) struct Outcome {
     pub(super) faults: FileFaults,
-    /// Of the driver's file, if it was read.
+    /// Digest of the driver's file, if it was read.
     pub(super) digest: Option<String>,
     pub(super) verified: Result<Verified, FileError>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Verified {
     pub(super) file: SignedFile,
     pub(super) grant: Grant,
     pub(super) config: Option<String>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TrustDecision,
 }
 
 /// Why files are not compiled.
@@ -53,14 +53,14 @@ pub(super) enum FileError {
     #[error("others may change it: {0}")]
     Permissions(Fault),
     #[error("not trusted: {}", reason(.0))]
-    Distrusted(Box<Verdict>),
+    Distrusted(Box<TrustDecision>),
     #[error("reading it was interrupted")]
     Interrupted,
 }
 
 impl FileError {
     /// The verdict on the file, if there is one.
-    pub(super) fn verdict(&self) -> Option<&Verdict> {
+    pub(super) fn verdict(&self) -> Option<&TrustDecision> {
         match self {
             Self::Distrusted(verdict) => Some(verdict),
             _ => None,
@@ -69,7 +69,7 @@ impl FileError {
 }
 
 /// Why a file is not trusted, as a text.
-pub(super) fn reason(verdict: &Verdict) -> String {
+pub(super) fn reason(verdict: &TrustDecision) -> String {
     verdict
         .distrust
         .as_ref()
@@ -84,7 +84,7 @@ pub(super) type FileFaults = Vec<(PathBuf, Fault)>;
 pub(super) struct Verification {
     files: DriverFiles,
     faults: FileFaults,
-    /// The current grant: a revocation counts whatever happens to the driver's file.
+    /// The current grant: a revocation applies regardless of changes to the driver's file.
     pub(super) grant: Result<Grant, FileError>,
     /// Bytes of the driver's file as it was then, for which memory is reserved.
     pub(super) size: u64,
@@ -105,8 +105,10 @@ impl Verification {
             let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
         });
-        let interrupted = |_| (FileFaults::new(), Err(FileError::Interrupted), 0);
-        let (faults, grant, size) = read.await.unwrap_or_else(interrupted);
+        let (faults, grant, size) = match read.await {
+            Ok(read) => read,
+            Err(_) => (FileFaults::new(), Err(FileError::Interrupted), 0),
+        };
         Self {
             files,
             faults,
@@ -132,12 +134,14 @@ impl Verification {
                 verified,
             }
         });
-        let interrupted = |_| Outcome {
-            faults: FileFaults::new(),
-            digest: None,
-            verified: Err(FileError::Interrupted),
-        };
-        outcome.await.unwrap_or_else(interrupted)
+        match outcome.await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome {
+                faults: FileFaults::new(),
+                digest: None,
+                verified: Err(FileError::Interrupted),
+            },
+        }
     }
 }
 
@@ -214,35 +218,36 @@ fn read(path: &Path, max: u64, faults: &mut FileFaults) -> Result<Vec<u8>, FileE
 fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, FileError> {
     let Some(path) = path else { return Ok(None) };
     let bytes = read(path, limit::SIDE_FILE_BYTES_MAX, faults)?;
-    let not_text = |error| {
-        let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
-        FileError::Read {
-            path: path.to_owned(),
-            source,
-        }
-    };
     let name = path
         .file_name()
         .unwrap_or_default()
         .to_string_lossy()
         .into_owned();
-    Ok(Some((name, String::from_utf8(bytes).map_err(not_text)?)))
+    Ok(Some((
+        name,
+        String::from_utf8(bytes).map_err(|error| {
+            let source = io::Error::new(io::ErrorKind::InvalidData, error).into();
+            FileError::Read {
+                path: path.to_owned(),
+                source,
+            }
+        })?,
+    )))
 }
 
-/// In a directory that others may write, a name and its side files prove nothing.
+/// Refuses a driver in a directory that others may write: a name and its side files prove nothing there.
 fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Result<(), FileError> {
     if policy.mode() != Mode::Enforce {
         return Ok(());
     }
-    let unknown = |source: io::Error| FileError::Read {
-        path: wasm.to_owned(),
-        source: source.into(),
-    };
     let of_directory = wasm
         .parent()
         .map(permissions::of_directory)
         .transpose()
-        .map_err(unknown)?;
+        .map_err(|source| FileError::Read {
+            path: wasm.to_owned(),
+            source: source.into(),
+        })?;
     let fault = faults
         .first()
         .map(|(_, fault)| fault)
@@ -298,7 +303,7 @@ mod tests {
 
     /// A directory full of large files that wait for the compiler was in memory as a whole.
     #[tokio::test]
-    async fn a_file_has_its_room_until_its_bytes_are_dropped() {
+    async fn file_memory_is_held_until_dropped() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
         let (files, all) = (
             files(directory.path(), &vec![0; 3 * MIB]),
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_has_grown_beyond_its_room_is_read_again_later() {
+    async fn grown_file_is_read_again_later() {
         let (directory, memory) = (tempfile::tempdir().unwrap(), FileMemory::default());
         let small = files(directory.path(), b"small");
         let verification = Verification::begin(&small).await;

@@ -28,7 +28,7 @@ pub use crate::registry::file_memory::FileMemory;
 use self::serving::Serving;
 use self::workers::{Ended, Handle, Workers};
 use crate::files::file_watch::{DriverFiles, FileEvent};
-use crate::files::trust::{Policy, Trust, Verdict};
+use crate::files::trust::{Policy, Trust, TrustDecision};
 use crate::kernel::KernelEvents;
 use crate::registry::file_memory::Room;
 use crate::registry::inventory_poller;
@@ -48,10 +48,10 @@ use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
 /// Queue of reloads of one file, of which half may be used.
 const RELOADS_WAITING_MAX: usize = 64;
 
-/// Between two checks whether a name may belong to this file by now: the end of the last claim is reported to no worker.
+/// Interval of the checks for a name that may now belong to this file: the end of the last claim is reported to no worker.
 const NAME_POLL_PERIOD: Duration = Duration::from_secs(10);
 
-/// What all workers use.
+/// State that all workers use.
 #[derive(Clone)]
 pub struct WasmFiles {
     pub registry: Registry,
@@ -68,7 +68,7 @@ pub struct WasmFiles {
 impl WasmFiles {
     /// Handles changes of files, and reloads by operators, until the tasks stop.
     pub async fn run(self, mut events: mpsc::Receiver<FileEvent>) {
-        let Some(mut reloads) = self.registry.take_reloads(DriverKind::Wasm) else {
+        let Some(mut reloads) = self.registry.reloads.take(DriverKind::Wasm) else {
             return;
         };
         let mut workers = Workers::default();
@@ -83,12 +83,12 @@ impl WasmFiles {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
                         let source = source_of(&files.stem);
-                        self.registry.update(DriverKind::Wasm, &source, |_| ());
-                        self.registry.set_source(&source, Some(files.source()));
+                        self.registry.sources.update(DriverKind::Wasm, &source, |_| ());
+                        self.registry.names.set_source(&source, Some(files.source()));
                         workers.load(files, |stem, before| self.worker(stem, before));
                     }
                     Some(FileEvent::Gone(stem)) => workers.remove(stem),
-                    Some(FileEvent::Listed) => self.registry.set_listed(true),
+                    Some(FileEvent::Listed) => self.registry.names.set_listed(true),
                     Some(FileEvent::Permissions(faults)) => {
                         self.report_directory(&faults);
                         self.trust.judge_again();
@@ -110,7 +110,7 @@ impl WasmFiles {
             source: source_of(stem),
             files,
             policies: self.trust.changes(),
-            names_freed: self.registry.freed_changes(),
+            names_freed: self.registry.names.changes(),
             reloads,
             interrupted_reload: None,
             awaited_name: None,
@@ -174,9 +174,9 @@ struct Worker {
     replaced: Vec<Weak<WasmDriver>>,
 }
 
-/// What a worker does next.
+/// Next action of a worker.
 enum Next {
-    /// With the cause.
+    /// Loads the file, with the cause.
     Load(&'static str),
     Judge,
     Reload(oneshot::Sender<Reloaded>),
@@ -198,7 +198,7 @@ enum Refusal {
     #[error("requests more than it is granted: {}", missing.join("; "))]
     Blocked {
         driver: Arc<WasmDriver>,
-        verdict: Box<Verdict>,
+        verdict: Box<TrustDecision>,
         missing: Vec<String>,
     },
     #[error("{}", name_problem(name, by, why))]
@@ -304,6 +304,7 @@ impl Worker {
     fn show(&self, change: impl FnOnce(&mut DriverView)) {
         self.shared
             .registry
+            .sources
             .update(DriverKind::Wasm, &self.source, change);
     }
 
@@ -320,15 +321,21 @@ impl Worker {
         let verification = Verification::begin(&files).await;
         self.shared
             .registry
+            .names
             .set_source(&self.source, Some(files.source()));
         match &verification.grant {
             Ok(grant) => {
                 self.shared
                     .registry
+                    .names
                     .set_granted_name(&self.source, grant.driver.clone());
                 self.revoke(grant, cause);
             }
-            Err(_) => self.shared.registry.set_grant_unreadable(&self.source),
+            Err(_) => self
+                .shared
+                .registry
+                .names
+                .set_grant_unreadable(&self.source),
         }
         let tasks = self.shared.tasks.clone();
         let room = tokio::select! {
@@ -342,6 +349,7 @@ impl Worker {
         } = self.verify(verification, room).await;
         self.shared
             .registry
+            .names
             .set_read_digest(&self.source, digest.clone());
         self.read = digest;
         let loaded = tokio::select! {
@@ -495,7 +503,9 @@ impl Worker {
             source,
             ..
         } = &*self;
-        registry.follow_conduct(source, &name, driver.containment(), &tasks);
+        registry
+            .quarantines
+            .follow(source, &name, driver.containment(), &tasks);
         let requests =
             inventory_poller::start(registry, source, driver.clone(), published, &tasks, kernel);
         let version = driver.info().version.clone();
@@ -512,7 +522,7 @@ impl Worker {
         if let Some(old) = old {
             self.note_replaced(&old);
         }
-        self.shared.registry.tell_devices(&name);
+        self.shared.registry.sources.report_devices(&name);
         Ok(())
     }
 
@@ -554,7 +564,7 @@ impl Worker {
                         describe(view, driver);
                         view.missing_grants.clone_from(missing);
                     }
-                    Refusal::File(error) => view.trust = error.verdict().map(Verdict::view),
+                    Refusal::File(error) => view.trust = error.verdict().map(TrustDecision::view),
                     // Else those who look for the driver by its name would find this file.
                     Refusal::Name { .. } => view.name = None,
                     _ => {}

@@ -1,4 +1,4 @@
-//! For the fuzz targets: guests' answers and files, made of bytes and passed through the checks of this module.
+//! Inputs of the fuzz targets: guests' answers and files, made of bytes and passed through the checks of this module.
 
 mod answers;
 mod bytes;
@@ -23,7 +23,7 @@ use nodedock_model::{
 use self::bytes::Bytes;
 
 /// An answer that the host accepted.
-pub enum Answer {
+pub enum AcceptedAnswer {
     Description(Box<DriverInfo>),
     Inventory(Inventory),
     Health(HealthReport),
@@ -39,19 +39,19 @@ pub struct Prepared {
 }
 
 /// An answer of the kind that the first byte names by its first letter, converted and checked as that of a driver is.
-pub fn answer(data: &[u8]) -> Result<Answer, Refusal> {
+pub fn answer(data: &[u8]) -> Result<AcceptedAnswer, Refusal> {
     let mut bytes = Bytes::new(data);
     match bytes.letter(b"dihrp") {
         b'd' => {
             let info = convert::driver_info(answers::description(&mut bytes));
-            info.map(|info| Answer::Description(Box::new(info)))
+            info.map(|info| AcceptedAnswer::Description(Box::new(info)))
         }
-        b'i' => inventory(&mut bytes).map(Answer::Inventory),
-        b'h' => convert::health_report(answers::health(&mut bytes)).map(Answer::Health),
-        b'r' => Ok(Answer::Refusal(convert::problem_to_model(
+        b'i' => inventory(&mut bytes).map(AcceptedAnswer::Inventory),
+        b'h' => convert::health_report(answers::health(&mut bytes)).map(AcceptedAnswer::Health),
+        b'r' => Ok(AcceptedAnswer::Refusal(convert::problem_to_model(
             answers::problem(&mut bytes),
         ))),
-        _ => prepared(&mut bytes).map(|prepared| Answer::Prepared(Box::new(prepared))),
+        _ => prepared(&mut bytes).map(|prepared| AcceptedAnswer::Prepared(Box::new(prepared))),
     }
 }
 

@@ -1,7 +1,8 @@
-//! What the ceiling leaves of a grant of `**` for everything, on real machines: a fixture per machine, so that a change of a rule is seen as a
-//! change of what it allows. `NODEDOCK_RECORD=1` writes the fixtures again.
+//! Effect of the ceiling on a grant of `**` for everything, on real machines: a fixture per machine, so that a change of a rule is seen as
+//! a change of the paths that it allows. `NODEDOCK_RECORD=1` writes the fixtures again.
 //!
-//! The machines of other projects' test suites are beside the repository where they are; without them only the made-up machine is compared.
+//! The machines of other projects' test suites are beside the repository if they are present; without them only the made-up machine is
+//! compared.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -109,7 +110,7 @@ fn naming(naming: Option<Naming>) -> &'static str {
 }
 
 #[test]
-fn sources_of_mounts_and_files_are_as_recorded() {
+fn mount_and_file_sources_match_recording() {
     let mut text = "# path | mounted | writable with :rw | read (hostFiles)\n".to_owned();
     for path in PATHS {
         let mounted = ceiling::mount_source(path);
@@ -233,7 +234,7 @@ fn attributes(snapshot: &Snapshot, sysfs: &SysfsRoot, text: &mut String) {
 }
 
 #[test]
-fn a_grant_of_everything_allows_what_is_recorded() {
+fn grant_of_everything_matches_recording() {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/hardware");
     let Ok(entries) = std::fs::read_dir(directory) else {
         eprintln!("skipped: no recorded machines in {directory}");

@@ -58,7 +58,7 @@ async fn after_it() {
 }
 
 #[tokio::test]
-async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
+async fn quarantine_ends_when_a_probe_succeeds() {
     let flood = Guest {
         imports: "(import \"nodedock:driver/log@0.2.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))"
             .into(),
@@ -117,7 +117,7 @@ async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
+async fn late_calls_are_failures_unlike_refusals() {
     let spin = Stage::new().load(&two_faced(SPIN)).await;
     let call = Call {
         deadline: Duration::from_millis(500),
@@ -154,7 +154,7 @@ async fn a_call_that_is_late_counts_as_a_failure_and_a_refusal_does_not() {
 }
 
 #[tokio::test]
-async fn one_probe_at_a_time_and_a_cancelled_one_frees_its_permit() {
+async fn only_one_probe_runs_at_once() {
     let driver = Stage::new()
         .try_load(two_faced(SPIN).module(), "limits: {cpuMs: 100}")
         .await
@@ -190,7 +190,7 @@ async fn one_probe_at_a_time_and_a_cancelled_one_frees_its_permit() {
 }
 
 #[tokio::test]
-async fn an_operator_ends_a_quarantine_and_so_does_loading_the_file_again() {
+async fn operator_or_reload_ends_a_quarantine() {
     let stage = Stage::new();
     let driver = stage.load(&two_faced("unreachable")).await;
     assert!(!driver.containment().resume());
@@ -206,7 +206,7 @@ async fn an_operator_ends_a_quarantine_and_so_does_loading_the_file_again() {
 }
 
 #[tokio::test]
-async fn a_slow_call_succeeds_on_the_slow_runtime_and_only_its_function_is_slow() {
+async fn slow_call_succeeds_on_slow_runtime() {
     let driver = Stage::new()
         .load(&Guest {
             discover: TOIL.into(),
@@ -238,7 +238,7 @@ async fn a_slow_call_succeeds_on_the_slow_runtime_and_only_its_function_is_slow(
 
 /// Sixteen looping calls of one driver held another's call for many ticks.
 #[tokio::test]
-async fn calls_that_spin_leave_the_thread_to_others() {
+async fn spinning_calls_yield_the_thread() {
     let stage = Stage::new();
     let spin = Guest {
         prepare: SPIN.to_owned() + " unreachable",
@@ -271,7 +271,7 @@ async fn calls_that_spin_leave_the_thread_to_others() {
 }
 
 #[tokio::test]
-async fn the_store_of_a_call_that_is_cancelled_on_the_slow_runtime_is_dropped() {
+async fn cancelled_slow_call_drops_its_store() {
     let stage = Stage::new();
     let spinning = stage
         .load(&Guest {

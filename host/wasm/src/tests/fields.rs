@@ -59,7 +59,7 @@ fn fields() -> Vec<String> {
 }
 
 #[test]
-fn every_field_of_an_answer_has_a_row_with_its_grant() {
+fn every_response_field_has_its_grant() {
     let page = include_str!("../../../../docs/security.md");
     let rows: Vec<_> = page
         .lines()
@@ -81,7 +81,7 @@ fn every_field_of_an_answer_has_a_row_with_its_grant() {
 
 /// A record of edits that is new in the contract.
 #[test]
-fn every_record_of_edits_is_in_the_table() {
+fn every_edit_record_is_in_table() {
     let mut resolve = Resolve::default();
     resolve
         .push_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit"))

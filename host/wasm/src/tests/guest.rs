@@ -6,7 +6,7 @@
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::{PackageId, Resolve, SourceMap};
 
-/// Bodies of the functions, and what stands beside them.
+/// Bodies of the functions, and the other parts of a driver.
 #[derive(Clone)]
 pub(crate) struct Guest {
     pub(crate) world: &'static str,

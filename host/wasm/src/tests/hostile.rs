@@ -24,10 +24,10 @@ use crate::limits::concurrency::CALLS_MAX;
 /// The claim that every driver is asked for.
 const UID: &str = "u-1";
 
-/// No case takes so long, whatever it tries.
+/// Maximum time of a case.
 const CASE_WALL: Duration = Duration::from_secs(30);
 
-/// Where a driver is stopped.
+/// Stage at which a driver is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Stop {
@@ -103,15 +103,15 @@ fn corpus() -> Vec<Case> {
         .collect()
 }
 
-/// Where a driver was stopped, with which code and words.
+/// Stage at which a driver was stopped, with code and message.
 #[derive(Debug)]
-struct Verdict {
+struct StopReport {
     stop: Stop,
     code: String,
     message: String,
 }
 
-impl Verdict {
+impl StopReport {
     fn new(stop: Stop, problem: Problem) -> Self {
         Self {
             stop,
@@ -152,29 +152,29 @@ fn claim() -> DriverClaim {
 }
 
 /// Takes a driver through its life until it is stopped.
-async fn life(driver: &WasmDriver) -> Verdict {
+async fn life(driver: &WasmDriver) -> StopReport {
     let call = a_call();
     if !driver.missing_grants().is_empty() {
         let message = driver.missing_grants().join("; ");
-        return Verdict {
+        return StopReport {
             stop: Stop::Grant,
             code: "blocked".into(),
             message,
         };
     }
     if let Err(problem) = driver.validate_config(&call).await {
-        return Verdict::new(Stop::Config, problem);
+        return StopReport::new(Stop::Config, problem);
     }
     if let Err(problem) = driver.discover(&call, Trigger::Load).await {
-        return Verdict::new(Stop::Discover, problem);
+        return StopReport::new(Stop::Discover, problem);
     }
     if let Err(problem) = driver.check_health(&call).await {
-        return Verdict::new(Stop::Health, problem);
+        return StopReport::new(Stop::Health, problem);
     }
     claims(driver, &call).await
 }
 
-async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
+async fn claims(driver: &WasmDriver, call: &Call) -> StopReport {
     let mut outcomes = driver.prepare(call, &[claim()]).await;
     assert_eq!(
         outcomes.keys().map(|uid| uid.as_str()).collect::<Vec<_>>(),
@@ -182,7 +182,7 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
         "one outcome per claim"
     );
     let memo = match outcomes.remove(UID).unwrap() {
-        Err(problem) => return Verdict::new(Stop::Prepare, problem),
+        Err(problem) => return StopReport::new(Stop::Prepare, problem),
         Ok(prepared) => prepared.memo,
     };
     let live = DriverClaimRecord {
@@ -193,8 +193,8 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
         boot_id: "boot-1".into(),
     };
     match driver.unprepare(call, &[live]).await.remove(UID).unwrap() {
-        Err(problem) => Verdict::new(Stop::Unprepare, problem),
-        Ok(()) => Verdict {
+        Err(problem) => StopReport::new(Stop::Unprepare, problem),
+        Ok(()) => StopReport {
             stop: Stop::Harmless,
             code: String::new(),
             message: String::new(),
@@ -373,18 +373,18 @@ fn node() -> Stage {
     Stage::on(directory, false)
 }
 
-async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> Verdict {
+async fn verdict(stage: Arc<Stage>, bytes: Bytes, grant: &'static str) -> StopReport {
     match stage.try_load(bytes, grant).await {
         Ok(driver) => {
             let verdict = life(&driver).await;
             assert!(calls(&driver) >= 1, "its state can be read");
             verdict
         }
-        Err(error) => Verdict::of_file(&error),
+        Err(error) => StopReport::of_file(&error),
     }
 }
 
-/// What is wrong with the host's answer, or with the host afterwards.
+/// Plays a case; the error describes a wrong answer of the host, or damage to the host afterwards.
 async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), String> {
     let bytes = Bytes::from((case.file)());
     let playing = tokio::spawn(verdict(Arc::clone(stage), bytes.clone(), case.grant));
@@ -454,7 +454,7 @@ async fn unharmed(stage: &Stage, good: &WasmDriver) -> Result<(), String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_hostile_driver_gets_its_answer_and_leaves_the_host_unharmed() {
+async fn hostile_drivers_leave_host_unharmed() {
     let stage = Arc::new(node());
     let good = stage.load(&small()).await;
     let mut wrong = Vec::new();
@@ -505,7 +505,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_is_made_of_the_list() {
+fn hostile_driver_page_is_current() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hostile-drivers.md");
     if std::env::var_os("NODEDOCK_WRITE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();

@@ -82,7 +82,7 @@ fn logging(lines: u32, bytes: u32) -> Guest {
 }
 
 #[tokio::test]
-async fn wall_clock_and_cpu_are_those_of_the_grant() {
+async fn grant_limits_wall_clock_and_cpu() {
     let wall = refused(discovering(SPIN), "limits: {wallMs: 60, cpuMs: 20000}").await;
     assert_eq!(wall.1.ended(Outcome::Deadline), 1);
     let (total, peak) = (wall.1.cpu_seconds.get(), wall.1.peak_cpu_seconds.get());
@@ -94,7 +94,7 @@ async fn wall_clock_and_cpu_are_those_of_the_grant() {
 }
 
 #[tokio::test]
-async fn memory_and_table_entries_are_named_and_their_peaks_known() {
+async fn memory_limits_are_named_with_peaks() {
     let grow =
         "(drop (memory.grow (i32.const 32))) (drop (memory.grow (i32.const 1000))) unreachable";
     let memory = refused(discovering(grow), "limits: {memoryMiB: 8}").await;
@@ -123,7 +123,7 @@ async fn memory_and_table_entries_are_named_and_their_peaks_known() {
 }
 
 #[tokio::test]
-async fn more_tables_than_a_call_may_have_are_named_as_the_file_is_loaded() {
+async fn too_many_tables_fail_the_load() {
     let tables = "(table 0 funcref)".repeat(CALL_TABLES + 1);
     let text = Stage::new()
         .refusal(
@@ -142,7 +142,7 @@ async fn more_tables_than_a_call_may_have_are_named_as_the_file_is_loaded() {
 }
 
 #[tokio::test]
-async fn an_answer_is_bounded_by_the_grant_and_by_what_is_in_it() {
+async fn response_is_bounded_by_the_grant() {
     let pools = "(i32.store (i32.const 8196) (i32.const 65536)) (i32.store (i32.const 8200) (i32.const 20000)) i32.const 8192";
     let guest = || Guest {
         pages: 64,
@@ -166,7 +166,7 @@ async fn an_answer_is_bounded_by_the_grant_and_by_what_is_in_it() {
 }
 
 #[tokio::test]
-async fn a_problem_that_is_too_long_is_cut_and_counted() {
+async fn overlong_problem_is_truncated_and_counted() {
     let body =
         "(i32.store8 (i32.const 8192) (i32.const 1)) (i32.store (i32.const 8208) (i32.const 20000))
                 (i32.store (i32.const 8212) (i32.const 2000)) i32.const 8192";
@@ -202,7 +202,7 @@ async fn handles_are_bounded() {
 }
 
 #[tokio::test]
-async fn host_calls_are_bounded_by_the_grant_and_the_driver_gets_the_refusal() {
+async fn grant_bounds_the_host_calls() {
     let stage = Stage::new();
     std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
     let driver = loaded(
@@ -241,7 +241,7 @@ async fn host_calls_are_bounded_by_the_grant_and_the_driver_gets_the_refusal() {
 }
 
 #[tokio::test]
-async fn a_host_call_that_cannot_refuse_ends_the_call_at_its_limit_and_not_with_a_trap() {
+async fn infallible_host_call_reports_its_limit() {
     let ended = refused(logging(3, 4), "limits: {hostOperations: 2}").await;
     assert_eq!(
         (ended.1.ended(Outcome::Limit), ended.1.ended(Outcome::Trap)),
@@ -251,7 +251,7 @@ async fn a_host_call_that_cannot_refuse_ends_the_call_at_its_limit_and_not_with_
 }
 
 #[tokio::test]
-async fn bytes_from_the_host_are_bounded_by_the_grant() {
+async fn grant_bounds_bytes_from_the_host() {
     let stage = Stage::new();
     std::fs::write(stage.directory.path().join("sys/a"), [b'x'; 60_000]).unwrap();
     let driver = loaded(&stage, &reading(30), "sysfsRead: [a]\nlimits: {hostMiB: 1}").await;
@@ -270,7 +270,7 @@ async fn bytes_from_the_host_are_bounded_by_the_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_of_the_node_that_hangs_is_abandoned() {
+async fn hanging_node_read_is_abandoned() {
     let stage = Stage::new();
     let driver = loaded(&stage, &reading(1), "sysfsRead: [a]").await;
     let scope = &driver.sandbox.scope;
@@ -294,7 +294,7 @@ async fn a_read_of_the_node_that_hangs_is_abandoned() {
 }
 
 #[tokio::test]
-async fn lines_and_bytes_of_the_log_are_those_of_the_grant_and_what_is_dropped_is_counted() {
+async fn grant_bounds_the_log_rate() {
     let stage = Stage::new();
     for (guest, grant, limit) in [
         (
@@ -333,7 +333,7 @@ async fn lines_and_bytes_of_the_log_are_those_of_the_grant_and_what_is_dropped_i
 }
 
 #[tokio::test]
-async fn calls_at_once_are_those_of_the_grant_and_of_the_node() {
+async fn grant_and_node_bound_concurrent_calls() {
     let stage = Stage::new();
     let driver = loaded(&stage, &discovering(SPIN), "limits: {concurrentCalls: 1}").await;
     let long = a_call();
@@ -383,7 +383,7 @@ fn the_documentation_has_these_limits() {
 }
 
 #[tokio::test]
-async fn calls_are_counted_by_operation_with_their_time() {
+async fn calls_are_counted_with_their_time() {
     let driver = Stage::new()
         .load(&Guest {
             prepare: PREPARE_ONE.into(),

@@ -6,7 +6,7 @@ async fn says(stage: &Stage, bytes: impl Into<Bytes>) -> String {
 }
 
 #[tokio::test]
-async fn both_forms_are_taken_and_say_the_same() {
+async fn modules_and_components_load_alike() {
     let stage = Stage::new();
     let guest = Guest {
         env: Some("TINY_*"),
@@ -32,7 +32,7 @@ async fn both_forms_are_taken_and_say_the_same() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_not_a_driver_is_named_for_what_it_is() {
+async fn non_driver_file_is_identified() {
     let stage = Stage::new();
     for (bytes, expected) in [
         (b"\0as".to_vec(), "wasm-truncated"),
@@ -50,7 +50,7 @@ async fn a_file_that_is_not_a_driver_is_named_for_what_it_is() {
 }
 
 #[tokio::test]
-async fn unknown_imports_are_named_with_a_hint() {
+async fn unknown_imports_have_a_hint() {
     let stage = Stage::new();
     for (import, hint) in [
         ("(import \"env\" \"puts\" (func))", "env: functions of C"),
@@ -96,7 +96,7 @@ async fn unknown_imports_are_named_with_a_hint() {
 }
 
 #[tokio::test]
-async fn a_prerelease_of_the_contract_is_refused_and_a_later_patch_is_taken() {
+async fn contract_prerelease_is_refused() {
     let stage = Stage::new();
     let text = says(
         &stage,
@@ -118,7 +118,7 @@ async fn a_prerelease_of_the_contract_is_refused_and_a_later_patch_is_taken() {
 
 /// The file is a driver in C of the contract's first draft, which nothing was released for.
 #[tokio::test]
-async fn a_driver_of_an_earlier_track_is_refused_with_both_versions() {
+async fn older_contract_error_names_both_versions() {
     let driver = include_bytes!("files/driver-of-contract-0.1.wasm");
     let text = says(&Stage::new(), driver.as_slice()).await;
     assert!(text.starts_with("contract-version"), "{text}");
@@ -172,7 +172,7 @@ async fn a_describe_that_fails_is_named() {
 }
 
 #[tokio::test]
-async fn inspection_says_what_it_can_of_a_file_that_is_refused() {
+async fn refused_file_is_still_inspected() {
     let stage = Stage::new();
     let bytes: Bytes = Guest {
         version: "0.3.0",
@@ -198,7 +198,7 @@ async fn inspection_says_what_it_can_of_a_file_that_is_refused() {
 }
 
 #[tokio::test]
-async fn a_compiled_driver_is_cached_also_for_the_next_daemon() {
+async fn compiled_driver_is_cached_across_daemons() {
     let stage = Stage::on(tempfile::tempdir().unwrap(), true);
     let guest = Guest::default();
     assert!(!stage.load(&guest).await.from_cache());

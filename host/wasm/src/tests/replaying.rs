@@ -11,7 +11,7 @@ use crate::replay::{Difference, ReplayError, Replayed, replay};
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::recording::file::{self, FORMAT, Header};
 use nodedock_core::recording::redact::redact;
-use nodedock_core::recording::{self as core, Answer, Line};
+use nodedock_core::recording::{self as core, CallOutcome, Line};
 
 const GRANT: &str =
     "sysfsRead: [\"*\"]\nsysfsWrite: [{glob: \"w\", pattern: \"[0-9]+\"}]\nenv: [\"TINY_*\"]";
@@ -191,7 +191,7 @@ impl Recording {
             .collect()
     }
 
-    /// As a file has it.
+    /// Returns the bytes of the recording's file.
     fn packed(&self) -> Vec<u8> {
         let header = Header {
             format: FORMAT.to_owned(),
@@ -333,7 +333,7 @@ async fn difference(guest: &Guest) -> Option<Difference> {
 }
 
 #[tokio::test]
-async fn a_changed_driver_differs_where_it_first_does_something_else() {
+async fn changed_driver_differs_at_first_change() {
     assert_eq!(difference(&interpreter("5", "TINY_X")).await, None);
     let other_write = difference(&interpreter("6", "TINY_X")).await.unwrap();
     assert_eq!(
@@ -400,7 +400,7 @@ async fn a_changed_driver_differs_where_it_first_does_something_else() {
 }
 
 #[tokio::test]
-async fn calls_that_time_ended_are_skipped_and_other_failures_are_compared() {
+async fn timed_out_calls_are_not_replayed() {
     let spin = Guest {
         discover: "(loop $l (br $l)) i32.const 8192".into(),
         ..interpreter("5", "TINY_X")
@@ -433,7 +433,7 @@ async fn calls_that_time_ended_are_skipped_and_other_failures_are_compared() {
 }
 
 #[tokio::test]
-async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
+async fn unreplayable_recording_is_refused_with_reason() {
     let guest = interpreter("5", "TINY_X");
     let session = Session::new(&guest).await;
     session.prepare("r1").await;
@@ -564,7 +564,7 @@ async fn a_redacted_recording_replays_the_rest() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_recorded_has_no_tap() {
+async fn unrecorded_driver_has_no_tap() {
     let guest = interpreter("5", "TINY_X");
     let session = Session::new(&guest).await;
     let plain = session.stage.try_load(guest.module(), GRANT).await.unwrap();
@@ -592,6 +592,6 @@ async fn a_driver_that_is_not_recorded_has_no_tap() {
     assert_eq!(call.host[0].function, "sysfs.read");
     assert_eq!(
         call.host[0].answer,
-        Answer::Returned(serde_json::json!({"Ok": "7"}))
+        CallOutcome::Returned(serde_json::json!({"Ok": "7"}))
     );
 }

@@ -4,7 +4,7 @@ use nodedock_core::driver::ClaimDriver;
 use nodedock_model::{Edits, ProblemKind};
 
 #[tokio::test]
-async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time() {
+async fn each_call_has_a_fresh_instance() {
     // The counter would trap at the second call of one instance.
     let once = "(if (i32.load8_u (i32.const 300)) (then unreachable))
                 (i32.store8 (i32.const 300) (i32.const 1)) i32.const 8192";
@@ -34,7 +34,7 @@ async fn an_empty_driver_has_an_empty_inventory_and_a_fresh_instance_each_time()
 }
 
 #[tokio::test]
-async fn a_trap_costs_one_call_and_says_where_it_was() {
+async fn trap_costs_only_one_call() {
     let trap = "(if (i32.eqz (local.get 11)) (then unreachable)) i32.const 8192";
     let driver = Stage::new()
         .load(&Guest {
@@ -57,7 +57,7 @@ async fn a_trap_costs_one_call_and_says_where_it_was() {
 }
 
 #[tokio::test]
-async fn edits_beyond_the_grant_are_refused_and_those_within_come_through() {
+async fn edits_beyond_the_grant_are_refused() {
     let guest = Guest {
         prepare: PREPARE_ONE.into(),
         extra: env_edit("TINY_X", "1"),
@@ -91,7 +91,7 @@ async fn edits_beyond_the_grant_are_refused_and_those_within_come_through() {
 }
 
 #[tokio::test]
-async fn sysfs_is_read_within_the_grant_and_the_same_within_a_call() {
+async fn sysfs_reads_are_granted_and_stable() {
     // Reads `a` into 8192: result<string, problem>. Its answer is the driver's: an inventory's place is a problem's place.
     let stage = Stage::new();
     let read = "(import \"nodedock:driver/sysfs@0.2.0\" \"read\" (func $read (param i32 i32 i32)))";

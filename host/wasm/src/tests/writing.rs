@@ -147,7 +147,7 @@ async fn prepare(stage: &Stage, guest: &Guest, grant: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_write_is_an_intent_of_its_claim_before_it_is_made() {
+async fn intent_is_stored_before_the_write() {
     let (stage, notes) = stage(false);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
     let expected = [
@@ -161,7 +161,7 @@ async fn a_write_is_an_intent_of_its_claim_before_it_is_made() {
 }
 
 #[tokio::test]
-async fn a_write_without_an_intent_is_not_made() {
+async fn write_without_intent_is_not_made() {
     let (stage, notes) = stage(true);
     assert!(prepare(&stage, &writer(LED, "5", 1, PREPARE_ONE), GRANT).await);
     assert_eq!((notes.lines().len(), led(&stage).as_str()), (1, "0\n"));
@@ -173,7 +173,7 @@ async fn a_write_without_an_intent_is_not_made() {
 }
 
 #[tokio::test]
-async fn a_write_whose_grant_is_revoked_while_it_waits_is_not_made() {
+async fn revoked_grant_stops_a_waiting_write() {
     let (stage, notes) = stage(false);
     let driver = Arc::new(
         stage
@@ -194,14 +194,14 @@ async fn a_write_whose_grant_is_revoked_while_it_waits_is_not_made() {
 }
 
 #[tokio::test]
-async fn a_write_before_a_trap_is_kept_in_the_journal() {
+async fn write_before_a_trap_is_journaled() {
     let (stage, notes) = stage(false);
     assert!(!prepare(&stage, &writer(LED, "5", 1, "unreachable"), GRANT).await);
     assert_eq!((notes.lines().len(), led(&stage).as_str()), (2, "5\n"));
 }
 
 #[tokio::test]
-async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
+async fn writes_beyond_grant_are_refused() {
     let half = "sysfsWrite: [{glob: \"class/led/brightness\", pattern: \"[0-4]\"}]";
     for (path, value, grant) in [
         (LED, "5", ""),
@@ -228,7 +228,7 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
             "{path} {value} {grant}"
         );
     }
-    // A discovery may not write, whatever is granted.
+    // A discovery may not write, even with a grant.
     let (stage, notes) = stage(false);
     let mut guest = writer(LED, "5", 1, PREPARE_ONE);
     guest.discover = format!("{} i32.const 8192", write_call(LED, "5"));
@@ -238,7 +238,7 @@ async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
 }
 
 #[tokio::test]
-async fn a_call_has_a_bounded_number_of_writes() {
+async fn writes_per_call_are_bounded() {
     let (stage, notes) = stage(false);
     let guest = writer(LED, "5", WRITES_PER_CALL + 4, PREPARE_ONE);
     let driver = stage.try_load(guest.module(), GRANT).await.unwrap();
@@ -270,7 +270,7 @@ fn saver(uid: &'static str, bytes: usize) -> Guest {
 }
 
 #[tokio::test]
-async fn progress_is_saved_for_a_claim_of_the_call_and_for_no_other() {
+async fn only_claims_of_call_save_progress() {
     let (stage, notes) = stage(false);
     assert!(prepare(&stage, &saver("u-1", 4), "").await);
     assert_eq!(notes.lines(), ["tiny.example.com u-1 saves half"]);
@@ -309,7 +309,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn each_write_is_a_line_of_the_audit_and_refusals_do_not_flood_it() {
+async fn audit_logs_each_write_without_flood() {
     // Without a subscriber of all threads, a log line that another thread writes first may be switched off for this thread too.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
     let log = Log::default();

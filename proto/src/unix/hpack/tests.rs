@@ -37,7 +37,7 @@ fn remembered(name: &str, value: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_requests_of_the_rfc_are_understood_in_both_codings() {
+fn rfc_examples_decode_in_both_codings() {
     // RFC 7541, C.3 and C.4.
     let plain = [
         "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
@@ -79,7 +79,7 @@ fn the_requests_of_the_rfc_are_understood_in_both_codings() {
 }
 
 #[test]
-fn old_entries_make_room_for_new_ones() {
+fn old_entries_are_evicted() {
     // RFC 7541, C.6: responses, with a table of 256 bytes.
     let mut decoder = Decoder {
         size_max: 256,
@@ -108,7 +108,7 @@ fn old_entries_make_room_for_new_ones() {
 }
 
 #[test]
-fn a_client_may_shrink_the_table_and_let_it_grow_again() {
+fn table_size_can_shrink_and_grow() {
     let mut decoder = Decoder::default();
     decode(&mut decoder, &remembered("a", "1")).unwrap();
     assert_eq!(
@@ -123,7 +123,7 @@ fn a_client_may_shrink_the_table_and_let_it_grow_again() {
 }
 
 #[test]
-fn an_entry_larger_than_the_table_empties_it() {
+fn oversized_entry_empties_the_table() {
     let mut decoder = Decoder::default();
     decode(&mut decoder, &remembered("a", "1")).unwrap();
     let large = "x".repeat(TABLE_BYTES_MAX);

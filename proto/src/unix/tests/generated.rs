@@ -99,7 +99,7 @@ proptest! {
 
     /// `h2`'s own client: its table, its Huffman codes.
     #[test]
-    fn requests_of_h2_arrive_as_they_were(
+    fn h2_requests_arrive_unchanged(
         requests in prop::collection::vec(
             prop::collection::vec(("x-[a-e]", prop::collection::vec(0x20..=0xff_u8, 0..80)), 0..12), 1..6),
     ) {

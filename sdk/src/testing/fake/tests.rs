@@ -1,5 +1,5 @@
 use super::*;
-use crate::{DriverInfo, ProblemKind};
+use crate::{DriverInfo, Level, ProblemKind};
 
 fn fake() -> FakeHost {
     let fake = FakeHost::new();
@@ -21,7 +21,7 @@ fn info() -> DriverInfo {
 }
 
 #[test]
-fn a_text_loses_its_line_end_and_bytes_do_not() {
+fn only_text_reads_lose_newline() {
     let host = fake().host();
     assert_eq!(host.sysfs().read("class/leds/a/brightness").unwrap(), "0");
     assert_eq!(
@@ -64,7 +64,7 @@ fn nothing_is_found_outside_of_sys() {
 }
 
 #[test]
-fn what_is_not_granted_is_denied_even_where_there_is_nothing() {
+fn ungranted_missing_paths_are_denied() {
     let host = grant(
         info()
             .sysfs_read(["class/leds/*/brightness"])
@@ -100,7 +100,7 @@ fn what_is_not_granted_is_denied_even_where_there_is_nothing() {
 }
 
 #[test]
-fn what_is_absent_is_none_where_a_driver_says_it_may_be() {
+fn find_returns_none_for_missing_paths() {
     let fake = fake();
     let host = fake.host();
     assert_eq!(host.sysfs().find("class/leds/c/brightness"), Ok(None));
@@ -121,7 +121,7 @@ fn what_is_absent_is_none_where_a_driver_says_it_may_be() {
 }
 
 #[test]
-fn writes_are_remembered_with_the_value_before() {
+fn writes_are_recorded_with_previous_value() {
     let fake = grant(
         info()
             .sysfs_read(["class/leds/*/brightness"])
@@ -145,7 +145,7 @@ fn writes_are_remembered_with_the_value_before() {
 }
 
 #[test]
-fn a_write_needs_a_matching_value_an_existing_file_and_the_right_time() {
+fn invalid_writes_are_refused() {
     let fake = grant(info().sysfs_write("class/leds/*/brightness", "[0-9]+"));
     let host = fake.host();
     let write = |path, value| host.sysfs().write(path, value).unwrap_err();
@@ -164,7 +164,7 @@ fn a_write_needs_a_matching_value_an_existing_file_and_the_right_time() {
 }
 
 #[test]
-fn a_node_with_a_directory_is_linked_by_its_number() {
+fn node_is_linked_by_its_number() {
     let fake = FakeHost::new();
     fake.file("devices/virtual/misc/fuse/uevent", "DEVNAME=fuse\n")
         .node(NodeInfo {
@@ -202,7 +202,7 @@ fn snapshot(entries: &[(&str, &str)]) -> Snapshot {
 }
 
 #[test]
-fn a_snapshot_fills_the_tree_the_files_and_the_nodes() {
+fn snapshot_fills_tree_files_and_nodes() {
     let fake = FakeHost::new();
     fake.snapshot(&snapshot(&[
         (
@@ -262,7 +262,7 @@ fn a_snapshot_fills_the_tree_the_files_and_the_nodes() {
 }
 
 #[test]
-fn injected_failures_last_until_they_are_healed() {
+fn injected_failures_last_until_healed() {
     let fake = fake();
     let trouble = Problem::unavailable("io-error", "no");
     fake.fail("/dev/fuse", trouble.clone())
@@ -284,7 +284,7 @@ fn injected_failures_last_until_they_are_healed() {
 }
 
 #[test]
-fn claims_and_the_log_are_what_was_put_into_them() {
+fn added_claims_and_logs_are_returned() {
     let fake = fake();
     let host = fake.host();
     let record = ClaimRecord {

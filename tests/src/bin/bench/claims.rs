@@ -54,7 +54,7 @@ async fn recorded(size: Size, table: &mut Table) {
     table.times("prepare, recorded", &with, row, "goal: 1.05");
 }
 
-/// What the disk under the checkpoint takes by itself: the sync of as many pages as a commit writes.
+/// Measures the disk under the checkpoint alone: the sync of as many pages as a commit writes.
 fn disk(size: Size, table: &mut Table) {
     use std::os::unix::fs::FileExt;
     let root = Root::new();
@@ -180,7 +180,7 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     }
 }
 
-/// Where the time of the requests between two looks at the daemon's metrics went: means, since histograms have no medians.
+/// Breaks down the time of the requests between two reads of the daemon's metrics: means, since histograms have no medians.
 fn spans(before: &Exposition, after: &Exposition, live: usize, table: &mut Table) {
     let operation = |name| {
         (

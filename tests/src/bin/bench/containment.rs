@@ -1,5 +1,5 @@
-//! What a driver that misbehaves costs another one: prepares of a good driver, one at a time, alone and while many calls of a bad one
-//! are under way. Once with the quarantine in effect, and once with each quarantine ended by hand as soon as it is reported.
+//! Cost of a misbehaving driver for another one: prepares of a good driver, one at a time, alone and while many calls of a bad one are in
+//! flight. Once with the quarantine in effect, and once with each quarantine ended by hand as soon as it is reported.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ const ALONE: &str = "prepare, alone";
 /// A bad request that was held back is sent again after so long.
 const BAD_PAUSE: Duration = Duration::from_millis(5);
 
-/// What the bad driver does in every prepare.
+/// Actions of the bad driver in every prepare.
 const WORDS: [(&str, &str); 4] = [
     ("spin", "computes"),
     ("grow", "allocates"),

@@ -9,7 +9,7 @@ use nodedock_model::limit;
 use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_proto::node::v1;
-use nodedock_tests::daemon::channel;
+use nodedock_tests::node_api::channel;
 use nodedock_tests::{Client, Daemon, Root, compose};
 
 use crate::claims::storm;
@@ -220,7 +220,7 @@ async fn bare(node: &Node, size: Size) -> Times {
     times
 }
 
-/// From the plugin's list to an answer that shows it.
+/// Measures the time from the plugin's list to an answer that shows it.
 async fn lists(size: Size, table: &mut Table) {
     let node = Node::start(FEW).await;
     let few = format!("list of {FEW} devices, until shown");
@@ -265,7 +265,7 @@ async fn listed(node: &Node, size: Size, one: usize, other: usize) -> Times {
     times
 }
 
-/// A device falls ill, and is well again.
+/// Measures the changes of a device to unhealthy and back to healthy.
 async fn flapped(node: &Node, size: Size) -> Times {
     let mut times = Times::default();
     for n in 0..size.lists {

@@ -11,8 +11,8 @@ use nodedock_proto::kubelet::dra::v1::{
 use nodedock_proto::kubelet::registration::InfoRequest;
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
-use nodedock_tests::daemon::channel;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::node_api::channel;
 use nodedock_tests::{DEADLINE, Daemon, Options};
 
 use crate::table::{Table, Times, millis};
@@ -111,7 +111,7 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
         .expect("unprepare");
 }
 
-/// From the process's start to the answer that a kubelet registers by.
+/// Measures the time from the start of the process to the answer by which a kubelet registers.
 async fn restarts(daemon: &mut Daemon, size: Size, table: &mut Table) {
     let directory = daemon.kubelet().join("plugins_registry");
     for (how, crash) in [("stop", false), ("kill -9", true)] {

@@ -48,7 +48,7 @@ struct Args {
     /// Compare with the rows that an earlier run printed with --json, and fail if one is worse
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// By how many percent a median may be worse than in --compare
+    /// Percentage by which a median may be worse than in --compare
     #[arg(
         long,
         value_name = "PERCENT",
@@ -58,7 +58,7 @@ struct Args {
     worse: f64,
 }
 
-/// How much is done for a row.
+/// Amount of work for a row.
 #[derive(Clone, Copy)]
 struct Size {
     /// Requests one at a time.
@@ -88,7 +88,7 @@ struct Size {
     slice_devices: usize,
     slice_changes: usize,
     virtual_nodes: usize,
-    /// Whether to add where the time goes.
+    /// True to add a breakdown of the time.
     spans: bool,
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use native_null::{Options as PluginOptions, Plugin, Script};
 use nodedock_proto::kubelet::dra::v1;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
-use nodedock_tests::daemon::channel;
+use nodedock_tests::node_api::channel;
 use nodedock_tests::{Daemon, Root, compose};
 
 use crate::claims::{come_and_go, daemon, measured, storm};

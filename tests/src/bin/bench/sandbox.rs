@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::Grant;
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};

@@ -1,5 +1,5 @@
-//! What a pod waits when the daemon is updated, crashes or restarts under it: ten claims at a time are prepared and unprepared by a kubelet,
-//! which repeats a failed call at once. A real kubelet repeats it after a minute or more, so the calls that failed count more than the wait.
+//! Waiting time of a pod while the daemon is updated, crashes or restarts: a kubelet prepares and unprepares ten claims at a time, and
+//! repeats a failed call at once. A real kubelet repeats it after a minute or more, so the calls that failed count more than the wait.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

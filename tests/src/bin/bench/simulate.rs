@@ -15,7 +15,7 @@ use crate::table::Table;
 
 const DEVICES: usize = 8;
 const RATE: usize = 500;
-/// Over which the CPU time of an idle simulation is taken.
+/// Time over which the CPU time of an idle simulation is measured.
 const IDLE: Duration = Duration::from_secs(10);
 /// Clock ticks of a second in `/proc/PID/stat` (`USER_HZ`).
 const TICKS: f64 = 100.0;

@@ -16,7 +16,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     memory(size, table).await;
 }
 
-/// From the process's start to `READY=1`, and to the first driver that serves.
+/// Measures the time from the start of the process to `READY=1`, and to the first driver that serves.
 async fn starts(size: Size, table: &mut Table) {
     for live in [size.live[0], size.live[2]] {
         let cdi = CdiOnTmpfs::new();
@@ -80,7 +80,7 @@ async fn reboots(size: Size, table: &mut Table) {
     );
 }
 
-/// From the rename into the directory to the state `serving`, as a watcher of the node API sees it.
+/// Measures the time from the rename into the directory to the state `serving`, as a watcher of the node API sees it.
 async fn drops(size: Size, table: &mut Table) {
     let (mut cold, mut cached) = (Vec::new(), Vec::new());
     for _ in 0..size.loads {
@@ -139,7 +139,7 @@ async fn memory(size: Size, table: &mut Table) {
     }
 }
 
-/// The example driver under a name of its own: its name stands in its file as text of the same length.
+/// Installs the example driver under a name of its own: its file contains its name as text of the same length.
 fn install_numbered(root: &Root, n: usize) {
     let (old, new) = (
         b"mock-gpu.nodedock.dev",

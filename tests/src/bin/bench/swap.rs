@@ -80,7 +80,7 @@ async fn swap(daemon: &Daemon, file: &[u8]) -> Duration {
     started.elapsed()
 }
 
-/// The longest time between two answers to prepares while `meanwhile` goes on.
+/// Returns the longest time between two answers to prepares while `meanwhile` runs.
 async fn stream<T>(daemon: &Daemon, meanwhile: impl Future<Output = T>) -> (Duration, T) {
     let (stop, mut lanes) = (Arc::<AtomicBool>::default(), JoinSet::new());
     (0..LANES).for_each(|lane| drop(lanes.spawn(come_and_go(lane, daemon.client(), stop.clone()))));
@@ -99,7 +99,7 @@ async fn stream<T>(daemon: &Daemon, meanwhile: impl Future<Output = T>) -> (Dura
     (gaps.max().unwrap_or_else(|| ended - started), outcome)
 }
 
-/// When each prepare was answered.
+/// Prepares and unprepares until stopped, and returns the time of each prepare's answer.
 async fn come_and_go(lane: usize, mut client: Client, stop: Arc<AtomicBool>) -> Vec<Instant> {
     let mut answers = Vec::new();
     while !stop.load(Ordering::Acquire) {

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_compared_with_what_an_earlier_one_printed() {
+    fn run_is_compared_with_earlier_results() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("before.json");
         let before = table(&[("a", 10.0), ("b", 10.0), ("gone", 1.0)]);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_is_an_error_that_names_it() {
+    fn invalid_baseline_file_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("before.json");
         assert!(read(&path).unwrap_err().to_string().contains("before.json"));

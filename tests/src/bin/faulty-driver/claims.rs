@@ -14,7 +14,7 @@ use crate::Driver;
 use crate::fault::Fault;
 use crate::state::Prepared;
 
-/// Of a read of a claim.
+/// Deadline for a read of a claim.
 const READ: Duration = Duration::from_secs(2);
 const LEAK_BYTES: usize = 256 << 10;
 
@@ -26,7 +26,7 @@ pub(crate) struct Claim {
     pub(crate) uid: String,
 }
 
-/// What a process knows of its claims, and what it leaks.
+/// Claims that a process knows, and memory and files that it leaks.
 #[derive(Default)]
 pub(crate) struct Memory {
     prepared: Mutex<BTreeSet<String>>,
@@ -216,17 +216,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether the claim was prepared since the last reboot.
+    /// Returns whether the claim was prepared since the last reboot.
     fn is_of_this_boot(&self, uid: &str) -> bool {
         std::fs::read_to_string(self.state.marker("boot", uid)).is_ok_and(|of| of == boot())
     }
 
-    /// Whether the claim is prepared, or this process has unprepared it.
+    /// Returns whether the claim is prepared, or this process has unprepared it.
     pub(crate) fn knows(&self, claim: &Claim) -> bool {
         self.state.get(&claim.uid).is_some() || has(&self.claims.unprepared, &claim.uid)
     }
 
-    /// Whether this process has had a call for a claim.
+    /// Returns whether this process has had a call for a claim.
     fn has_seen_a_claim(&self) -> bool {
         let is_empty = |set: &Mutex<BTreeSet<String>>| {
             set.lock()
@@ -350,7 +350,7 @@ impl Driver {
         format!("{prefix}claim={}", prepared.cdi)
     }
 
-    /// What follows from a write in the state directory.
+    /// Returns the result of a write in the state directory, or success if the fault ignores errors.
     fn written(&self, written: Result<()>) -> Result<()> {
         if self.has(Fault::IgnoresWriteErrors) {
             Ok(())

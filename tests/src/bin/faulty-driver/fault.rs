@@ -1,4 +1,4 @@
-//! What a driver may do wrong, and the case that finds it.
+//! Faults of a driver, and the case that finds each.
 
 use clap::ValueEnum;
 

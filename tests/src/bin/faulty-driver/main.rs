@@ -25,7 +25,7 @@ use tonic::transport::Server;
 
 use fault::Fault;
 use services::{Dra, Health, Registration};
-use state::State;
+use state::ClaimStore;
 
 const DRIVER: &str = "faulty.example.com";
 
@@ -44,19 +44,19 @@ struct Args {
     kubeconfig: PathBuf,
     #[arg(long)]
     node: String,
-    /// Of a rolling update
+    /// UID of a rolling update
     #[arg(long)]
     instance: Option<String>,
     #[arg(long, value_enum)]
     fault: Option<Fault>,
 }
 
-/// What every part of the driver has.
+/// State shared by all parts of the driver.
 struct Driver {
     name: String,
     node: String,
     cdi: PathBuf,
-    state: State,
+    state: ClaimStore,
     fault: Option<Fault>,
     client: kube::Client,
     claims: claims::Memory,
@@ -88,7 +88,7 @@ async fn main() -> Result<()> {
     let config = kube::config::Kubeconfig::read_from(&args.kubeconfig).context("the kubeconfig")?;
     let config = kube::Config::from_custom_kubeconfig(config, &Default::default()).await?;
     let client = kube::Client::try_from(config)?;
-    let state = State::load(&args.state, fault)?;
+    let state = ClaimStore::load(&args.state, fault)?;
     let driver = Arc::new(Driver {
         name,
         node: args.node.clone(),

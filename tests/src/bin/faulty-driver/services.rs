@@ -101,7 +101,7 @@ impl Dra {
         }
         let mut entries = Entries::new();
         for claim in &claims {
-            // The work goes on when the caller is gone.
+            // The work is not cancelled when the caller is gone.
             let (driver, of) = (driver.clone(), claim.clone());
             let work = tokio::spawn(async move {
                 match is_prepare {

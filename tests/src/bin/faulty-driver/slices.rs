@@ -86,7 +86,7 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
     contents.into_iter().map(spec).collect()
 }
 
-/// Whether a published spec is as desired, apart from its generation.
+/// Returns whether a published spec is as desired, apart from its generation.
 fn is_same(published: &Value, desired: &Value) -> bool {
     let mut published = published.clone();
     published["pool"]

@@ -1,4 +1,4 @@
-//! What the driver has prepared, on disk.
+//! Claims that the driver has prepared, on disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ pub(crate) struct Prepared {
     pub(crate) cdi: String,
 }
 
-pub(crate) struct State {
+pub(crate) struct ClaimStore {
     directory: PathBuf,
     claims: Mutex<BTreeMap<String, Vec<Prepared>>>,
 }
 
-impl State {
-    /// What cannot be read is forgotten: a claim is prepared again when a kubelet asks for it.
+impl ClaimStore {
+    /// Loads the state. A state that cannot be read is forgotten: a claim is prepared again when a kubelet requests it.
     pub(crate) fn load(directory: &Path, fault: Option<Fault>) -> Result<Self> {
         let path = directory.join("state.json");
         let was_ended = std::fs::remove_file(directory.join("ended")).is_ok();
@@ -70,7 +70,7 @@ impl State {
         self.claims().get(uid).cloned()
     }
 
-    /// Whether the file has a claim that this process does not know.
+    /// Returns whether the file has a claim that this process does not know.
     pub(crate) fn is_of_another(&self, uid: &str) -> bool {
         let text = std::fs::read_to_string(self.directory.join("state.json")).unwrap_or_default();
         !self.claims().contains_key(uid) && text.contains(uid)

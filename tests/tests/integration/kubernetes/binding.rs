@@ -19,7 +19,7 @@ impl Node {
         Self::start_with(GPUS, |options| options.config(&config)).await
     }
 
-    /// What the scheduler does at the begin of its binding cycle.
+    /// Acts as the scheduler at the beginning of its binding cycle.
     fn nominate(&self, pod: &str, claim: &str) {
         self.cluster.api.put(json!({
             "kind": "Pod",
@@ -32,7 +32,7 @@ impl Node {
         }));
     }
 
-    /// What it does next. Gives the claim as a kubelet names it.
+    /// Acts as the scheduler in the next step. Returns the claim as a kubelet names it.
     fn allocate(
         &self,
         pod: &str,
@@ -105,7 +105,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_claim_is_prepared_before_the_pod_is_bound_and_the_kubelet_finds_it_prepared() {
+async fn claim_is_prepared_before_pod_binding() {
     let node = Node::with_binding_conditions().await;
     let has_conditions = |state: &State| {
         let slices = state.slices(MOCK_GPU_NAME);
@@ -146,7 +146,7 @@ async fn a_claim_is_prepared_before_the_pod_is_bound_and_the_kubelet_finds_it_pr
 }
 
 #[tokio::test]
-async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() {
+async fn deallocated_claim_is_released_after_crash() {
     let mut node = Node::with_binding_conditions().await;
     node.nominate("a", "one");
     node.allocate("a", "one", "gpu-0", None);
@@ -180,7 +180,7 @@ async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() 
 }
 
 #[tokio::test]
-async fn a_claim_that_is_refused_has_the_failure_condition_and_an_event() {
+async fn refused_claim_gets_condition_and_event() {
     let node = Node::with_binding_conditions().await;
     node.cluster
         .api

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{GPUS, Node};
 
 #[tokio::test]
-async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
+async fn kubelet_prepares_and_unprepares_a_claim() {
     let node = Node::start(GPUS).await;
     let (api, daemon) = (&node.cluster.api, &node.daemon);
     let claim = node.claim("one", &["gpus/gpu-0", "gpus/gpu-1"]);
@@ -61,7 +61,7 @@ async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
 }
 
 #[tokio::test]
-async fn known_claims_are_prepared_and_all_are_unprepared_while_the_api_server_is_unreachable() {
+async fn known_claims_work_without_api_server() {
     let mut node = Node::start(GPUS).await;
     let known = node.claim("known", &["gpus/gpu-0"]);
     let other = node.claim("other", &["gpus/gpu-1"]);
@@ -83,7 +83,7 @@ async fn known_claims_are_prepared_and_all_are_unprepared_while_the_api_server_i
 }
 
 #[tokio::test]
-async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_the_claim() {
+async fn foreign_or_unallocated_claims_are_refused() {
     let node = Node::start(GPUS).await;
     let api = &node.cluster.api;
     let elsewhere = api.allocate_claim(gpu_claim("elsewhere", &["gpus/gpu-0"]).node("node-2"));
@@ -113,7 +113,7 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
 }
 
 #[tokio::test]
-async fn a_claim_that_is_reserved_for_a_group_of_pods_is_prepared_and_shown_with_the_group() {
+async fn pod_group_claim_is_prepared() {
     let node = Node::start(GPUS).await;
     let reserved = gpu_claim("team", &["gpus/gpu-0"]).reserved_for_group("train", "uid-train");
     let claim = ClaimRef::new(

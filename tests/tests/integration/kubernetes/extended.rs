@@ -1,9 +1,10 @@
 //! Extended resources on a node where the scheduler allocates them, and the change from the kubelet's device manager to it.
 
+use nodedock_proto::node::v1;
 use nodedock_stand_ins::api_server::State;
 use nodedock_stand_ins::kubelet::Resource;
 use nodedock_tests::cluster::{Cluster, NODE};
-use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::drivers::MOCK_GPU_NAME;
 use nodedock_tests::{Daemon, assert_parts};
 use serde_json::{Value, json};
 
@@ -55,12 +56,11 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_node_of_1_37_with_the_class_offers_a_named_pool_in_slices_and_a_claim_of_the_scheduler_is_prepared()
- {
+async fn extended_resource_claim_prepares_on_137() {
     let cluster = Cluster::start().await;
     cluster.api.report_minor_version("37");
     cluster.api.report_kubelet(NODE, "v1.37.1", json!({}));
-    let mut node = Node::start_in(cluster, GPUS).await;
+    let node = Node::start_in(cluster, GPUS).await;
     node.kubelet.devices(RESOURCE, 8).await;
     node.daemon
         .until_conditions(&["device-class-missing"])
@@ -81,10 +81,7 @@ async fn a_node_of_1_37_with_the_class_offers_a_named_pool_in_slices_and_a_claim
     };
     assert_eq!(class["spec"]["extendedResourceName"], RESOURCE);
     node.cluster.api.put(class.clone());
-    // A start reads the classes at once.
-    node.crash().await;
     until_offered(&node.cluster, 8).await;
-    node.daemon.until_serving(MOCK_GPU_FILE).await;
     let explained = node.explained().await;
     assert_parts(
         &explained,
@@ -104,55 +101,25 @@ async fn a_node_of_1_37_with_the_class_offers_a_named_pool_in_slices_and_a_claim
 }
 
 #[tokio::test]
-async fn a_device_of_the_device_manager_stays_out_of_slices_when_the_mechanism_changes() {
+async fn pool_in_use_stays_with_kubelet() {
     let mut node = Node::start(GPUS).await;
     node.kubelet.devices(RESOURCE, 8).await;
-    node.cluster
-        .api
-        .report_kubelet(NODE, "v1.36.2", json!({ RESOURCE: "8" }));
-    let allocation = node
-        .kubelet
-        .allocate(RESOURCE, 1)
-        .await
-        .expect("eight are there");
-    let allocated = allocation.ids[0].trim_start_matches("plugged/").to_owned();
+    let allocated = node.kubelet.allocate(RESOURCE, 1).await;
+    assert_eq!(allocated.expect("eight are there").ids.len(), 1);
     let options = std::mem::take(node.daemon.options());
     *node.daemon.options() = options.config("kubernetes: {extendedResources: dra}\n");
     node.crash().await;
-    // The kubelet keeps the device of its pod, and has none to allocate.
-    let is_withdrawn =
-        |of: Resource| of.running && of.devices.len() == 1 && of.healthy().is_empty();
-    let what = "the device of the pod, unhealthy";
+    let stays = |resource: &v1::Resource| {
+        let reason = &resource.mechanism_reason;
+        resource.mechanism == "device-plugin" && reason.contains("its devices to be free")
+    };
+    node.daemon.until_resource(RESOURCE, stays).await;
+    let is_offered = |of: Resource| of.running && of.healthy().len() == 8;
+    let what = "eight healthy devices";
     node.kubelet
-        .wait_until(what, |view| {
-            view.resource(RESOURCE).is_some_and(is_withdrawn)
-        })
+        .wait_until(what, |view| view.resource(RESOURCE).is_some_and(is_offered))
         .await;
-    // The resource is known when its driver serves again.
-    node.daemon
-        .until_resource(RESOURCE, |resource| resource.mechanism == "none")
-        .await;
-    assert!(
-        node.explained()
-            .await
-            .contains("is offered by neither mechanism now")
-    );
+    let allocated = node.kubelet.allocate(RESOURCE, 1).await;
+    assert_eq!(allocated.expect("seven are free").ids.len(), 1);
     assert_eq!(node.cluster.api.look(offered), Vec::<String>::new());
-    node.cluster
-        .api
-        .report_kubelet(NODE, "v1.36.2", json!({ RESOURCE: "0" }));
-    until_offered(&node.cluster, 7).await;
-    assert!(!node.cluster.api.look(offered).contains(&allocated));
-    node.crash().await;
-    node.daemon.until_serving(MOCK_GPU_FILE).await;
-    node.kubelet
-        .wait_until(what, |view| {
-            view.resource(RESOURCE).is_some_and(is_withdrawn)
-        })
-        .await;
-    let offered = node.cluster.api.look(offered);
-    assert!(
-        offered.len() == 7 && !offered.contains(&allocated),
-        "{offered:?}"
-    );
 }

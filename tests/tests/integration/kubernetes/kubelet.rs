@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use native_null::{
-    Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions,
+    Device, HealthState, Options as PluginOptions, Plugin, Script, ScriptedOutcome, Versions,
 };
 use nodedock_stand_ins::api_server::{Allocated, State};
 use nodedock_stand_ins::kubelet::{Call, ClaimRef, Driver, Resource, View};
@@ -46,13 +46,13 @@ impl Node {
             .await;
     }
 
-    /// How often the driver was called for its identity.
+    /// Returns the number of calls for the driver's identity.
     fn registrations(&self) -> usize {
         let is_one = |call: &&Call| call.what == "GetInfo" && call.whom.contains(MOCK_GPU_NAME);
         self.kubelet.calls().iter().filter(is_one).count()
     }
 
-    /// What the daemon asked of the API server and was not allowed to.
+    /// Returns the daemon's requests that the API server refused as forbidden.
     fn forbidden(&self) -> Vec<String> {
         let seen = self
             .cluster
@@ -66,7 +66,7 @@ impl Node {
 }
 
 #[tokio::test]
-async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
+async fn prepared_claims_survive_all_restarts() {
     let mut node = Node::start(GPUS).await;
     let claim = node.claim("one", &["gpus/gpu-0"]);
     let before = node.prepared(&claim).await;
@@ -92,7 +92,7 @@ async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
 }
 
 #[tokio::test]
-async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
+async fn driver_replacement_needs_no_new_registration() {
     let node = Node::start(GPUS).await;
     let claim = node.claim("one", &["gpus/gpu-0"]);
     let before = node.prepared(&claim).await;
@@ -117,7 +117,7 @@ async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
 }
 
 #[tokio::test]
-async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
+async fn pool_registers_with_every_new_kubelet() {
     let mut node = Node::start(GPUS).await;
     let devices = node.kubelet.devices(RESOURCE, 8).await;
     assert_eq!(devices.healthy().len(), 8);
@@ -151,7 +151,7 @@ async fn a_pool_is_a_device_plugin_of_every_kubelet_that_comes() {
 }
 
 #[tokio::test]
-async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devices() {
+async fn native_plugin_registers_with_device_health() {
     const NATIVE: &str = "null.example.com";
     let node = Node::start(GPUS).await;
     let directory = node.daemon.path().join("native");
@@ -169,7 +169,7 @@ async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devi
         device: "null-0".to_owned(),
         ..Device::default()
     };
-    let script = Script::prepare(Answer::Devices(vec![device]));
+    let script = Script::prepare(ScriptedOutcome::Devices(vec![device]));
     let plugin = Plugin::start(options, script).await.unwrap();
     node.kubelet.registered(NATIVE).await;
     let claim = Allocated::new(NAMESPACE, "one")
@@ -278,7 +278,7 @@ async fn repeated<F: Future<Output = Result<(), String>>>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_restarts() {
+async fn claims_survive_load_and_restarts() {
     let mut node = Node::start(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n")).await;
     node.until_devices_in_slices(DEVICES).await;
     let (mut pods, restarts) = (JoinSet::new(), watch::Sender::new(0));

@@ -29,7 +29,7 @@ const DRIVER: &str = "old.example.com";
 struct Plugin {
     endpoint: String,
     devices: watch::Receiver<Vec<String>>,
-    /// Whether it says what it is.
+    /// True if it answers calls for its identity.
     answers: watch::Sender<bool>,
     unprepared: Mutex<Vec<String>>,
 }
@@ -170,7 +170,7 @@ fn start(directory: &Path, registry: &Path, devices: watch::Receiver<Vec<String>
 }
 
 #[tokio::test]
-async fn devices_that_an_old_plugin_lists_are_in_slices_and_prepared_for_a_kubelet_of_today() {
+async fn old_plugin_devices_are_in_slices() {
     let cluster = Cluster::start().await;
     let mut daemon = cluster.daemon().await;
     let kubelet = Kubelet::start(&daemon.kubelet(), KubeletOptions::default()).await;

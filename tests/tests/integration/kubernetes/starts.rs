@@ -4,7 +4,7 @@ use nodedock_tests::Root;
 use nodedock_tests::cluster::{Cluster, NODE, make_kubelet_root};
 
 #[tokio::test]
-async fn what_is_missing_or_wrong_is_refused_at_the_start_with_the_fix() {
+async fn invalid_start_options_name_the_fix() {
     let root = Root::new();
     make_kubelet_root(&root);
     let config = root.write("kubeconfig", "nonsense: [");
@@ -74,7 +74,7 @@ async fn what_is_missing_or_wrong_is_refused_at_the_start_with_the_fix() {
 }
 
 #[tokio::test]
-async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
+async fn daemon_starts_without_api_server() {
     let cluster = Cluster::start().await;
     cluster.api.stop().await;
     let daemon = cluster.daemon().await;
@@ -91,7 +91,7 @@ async fn a_daemon_starts_without_an_api_server_and_says_so_when_asked() {
 }
 
 #[tokio::test]
-async fn a_node_object_that_is_missing_is_reported_and_waited_for() {
+async fn missing_node_object_is_awaited() {
     let cluster = Cluster::start().await;
     cluster.api.delete("nodes", "", NODE);
     let daemon = cluster.daemon().await;

@@ -19,7 +19,7 @@ fn rule(name: &str, selector: &Value, effect: &str) -> Value {
 }
 
 #[tokio::test]
-async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
+async fn taints_are_shown_with_their_source() {
     let hot = "unhealthy: [{index: 1, message: it is hot}]";
     let cluster = Cluster::start().await;
     cluster.api.serve_taint_rules();
@@ -99,7 +99,7 @@ async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
 }
 
 #[tokio::test]
-async fn an_account_without_the_right_to_read_rules_misses_only_their_taints() {
+async fn forbidden_rules_cost_only_their_taints() {
     let cluster = Cluster::start().await;
     cluster.api.serve_taint_rules();
     cluster.api.deny("list", "devicetaintrules");

@@ -13,7 +13,7 @@ fn instance(cluster: &Cluster, uid: &str) -> Options {
 }
 
 #[tokio::test]
-async fn a_kubelet_goes_over_to_the_newer_instance() {
+async fn kubelet_switches_to_newer_instance() {
     let cluster = Cluster::start().await;
     let mut old = cluster.daemon_with(instance(&cluster, OLD)).await;
     old.serve(MOCK_GPU, Form::Core).await;
@@ -52,7 +52,7 @@ async fn a_kubelet_goes_over_to_the_newer_instance() {
 }
 
 #[tokio::test]
-async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
+async fn older_instance_is_standby_until_end() {
     let cluster = Cluster::start().await;
     let mut old = cluster.daemon_with(instance(&cluster, OLD)).await;
     old.serve(MOCK_GPU, Form::Core).await;
@@ -79,7 +79,7 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
         .run_node_program(&["probe", "ready", "--instance-uid", OLD])
         .await;
     assert!(
-        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        ready.code == Some(1) && ready.stdout.contains("is on standby"),
         "{ready:?}"
     );
     new.run_node_program(&["probe", "live", "--instance-uid", OLD])
@@ -91,7 +91,7 @@ async fn a_newer_instance_takes_over_and_the_older_stands_by_until_it_ends() {
 }
 
 #[tokio::test]
-async fn an_older_instance_serves_again_when_the_newer_crashes_and_gives_way_when_it_is_back() {
+async fn older_instance_serves_during_newer_crash() {
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
     let mut new = old.beside(instance(&cluster, NEW)).await;
@@ -111,7 +111,7 @@ async fn an_older_instance_serves_again_when_the_newer_crashes_and_gives_way_whe
 
 /// The older one still has the sockets of the node API open, and does not accept on them.
 #[tokio::test]
-async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_precedence() {
+async fn quickly_restarted_newer_instance_takes_precedence() {
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
     let mut new = old.beside(instance(&cluster, NEW)).await;
@@ -124,13 +124,13 @@ async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_p
         .run_node_program(&["probe", "ready", "--instance-uid", OLD])
         .await;
     assert!(
-        ready.code == Some(1) && ready.stdout.contains("stands by"),
+        ready.code == Some(1) && ready.stdout.contains("is on standby"),
         "{ready:?}"
     );
 }
 
 #[tokio::test]
-async fn a_daemon_without_an_instance_is_refused_beside_one_and_so_is_the_same_instance() {
+async fn second_daemon_needs_another_instance_uid() {
     let cluster = Cluster::start().await;
     let old = cluster.daemon_with(instance(&cluster, OLD)).await;
     old.run_node_program(&["run"])

@@ -45,7 +45,7 @@ async fn published(daemon: &Daemon) -> Vec<String> {
 
 /// A laptop got another host name from its network: every later program picked the device that was held under the old name, and failed.
 #[tokio::test]
-async fn a_renamed_host_keeps_its_nodes_name_and_claims_and_says_so() {
+async fn renamed_host_keeps_node_name() {
     let mut daemon = machine_with(named("before")).await;
     assert_eq!(
         create(&daemon, "one", "{deviceClassName: gpu}").await,
@@ -85,7 +85,7 @@ async fn a_renamed_host_keeps_its_nodes_name_and_claims_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_node_with_claims_is_not_renamed_and_one_without_leaves_nothing_of_its_old_name() {
+async fn only_empty_nodes_are_renamed() {
     let mut daemon = machine_with(named("before")).await;
     create(&daemon, "one", "{deviceClassName: gpu}").await;
     daemon

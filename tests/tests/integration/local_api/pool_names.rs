@@ -46,7 +46,7 @@ async fn exported(daemon: &Daemon) -> Vec<String> {
 
 /// An exporter that joins what pods have with slices for the attributes of the devices found nothing: the pools had two names.
 #[tokio::test]
-async fn pod_resources_join_with_slices_and_every_list_has_the_same_name() {
+async fn pod_resources_join_with_slices() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
     daemon
@@ -126,7 +126,7 @@ async fn pod_resources_join_with_slices_and_every_list_has_the_same_name() {
 }
 
 #[tokio::test]
-async fn a_printed_name_is_accepted_and_so_is_its_shorthand() {
+async fn printed_and_short_names_are_accepted() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
     daemon.cli(&["claim", "delete", "one"]).await.done();
@@ -187,7 +187,7 @@ async fn a_printed_name_is_accepted_and_so_is_its_shorthand() {
 }
 
 #[tokio::test]
-async fn the_local_apis_own_claim_is_prepared_from_a_file() {
+async fn own_claim_is_prepared_from_file() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
     let mut claim = daemon

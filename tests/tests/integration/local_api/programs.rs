@@ -1,4 +1,5 @@
-//! `nodedock run-with`: a device belongs to a program, and to what it left behind, for as long as they run, whatever is killed meanwhile.
+//! `nodedock run-with`: a device belongs to a program, and to the processes that it leaves behind, for as long as they run, regardless of
+//! the processes that are killed.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -21,7 +22,7 @@ struct Program {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// What a failed test leaves behind has to go with it.
+/// Processes that a failed test leaves behind have to be killed with it.
 impl Drop for Program {
     fn drop(&mut self) {
         let id = self
@@ -108,8 +109,7 @@ fn alone(order: &Path, name: usize) -> String {
 }
 
 #[tokio::test]
-async fn sixteen_programs_that_want_one_device_have_it_one_after_the_other_in_their_order_while_the_daemon_crashes()
- {
+async fn programs_get_one_device_in_order() {
     let mut daemon = machine().await;
     let order = daemon.path().join("order");
     let (mut holder, held) = Program::that_stays(&daemon).await;
@@ -145,8 +145,7 @@ async fn sixteen_programs_that_want_one_device_have_it_one_after_the_other_in_th
 }
 
 #[tokio::test]
-async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_it_ends_without_the_daemon()
- {
+async fn program_keeps_device_without_its_parent() {
     let mut daemon = machine().await;
     let (mut first, program) = Program::that_stays(&daemon).await;
     kill_process(first.pid(), Signal::KILL).unwrap();
@@ -181,8 +180,7 @@ enum Victim {
 }
 
 #[tokio::test]
-async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_next_one_has_the_device()
- {
+async fn killed_processes_free_the_device() {
     use Victim::{Daemon, Parent, Program as Held};
     let mut daemon = machine().await;
     for order in [
@@ -220,7 +218,7 @@ async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_
 }
 
 #[tokio::test]
-async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_passed_on() {
+async fn remaining_child_processes_keep_the_device() {
     let daemon = machine().await;
     // The background process writes its number, and outlives the program.
     let mut program = Program::start(
@@ -241,7 +239,7 @@ async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_pass
 }
 
 #[tokio::test]
-async fn a_container_has_its_device_until_it_ends_although_its_tool_is_killed() {
+async fn container_keeps_device_without_its_tool() {
     let Some(podman) = or_skip("a container of run-with", Podman::find()) else {
         return;
     };
@@ -287,7 +285,7 @@ fn name_of(process: Pid) -> String {
 }
 
 #[tokio::test]
-async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
+async fn failed_program_leaves_nothing() {
     let daemon = machine().await;
     let select = [
         "run-with",
@@ -353,7 +351,7 @@ const HEEDS: &str =
     "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill -KILL $!; exit 3' TERM
     tail -f /dev/null & echo ready; while :; do wait; done";
 
-/// The program with the signals as they are by default, or ignored, whatever the tests were started with.
+/// Returns the program with the signals as they are by default, or ignored, independent of those of the tests.
 fn with_signals(root: &Root, how: &str) -> Command {
     let program = root.command();
     let mut command = Command::new("env");
@@ -374,7 +372,7 @@ fn with_signals(root: &Root, how: &str) -> Command {
 }
 
 #[tokio::test]
-async fn signals_are_passed_on_as_they_come_and_those_that_are_ignored_are_not() {
+async fn signals_are_forwarded_unless_ignored() {
     let daemon = machine().await;
     let heeds = ["sh", "-c", HEEDS];
     let mut program = Program::spawn(with_signals(&daemon, "--default-signal"), ONE, &heeds);
@@ -404,7 +402,7 @@ async fn signals_are_passed_on_as_they_come_and_those_that_are_ignored_are_not()
 
 /// Ctrl-C ended programs that would have gone on, such as a shell or a debugger: they got SIGTERM as well.
 #[tokio::test]
-async fn an_interrupt_of_the_terminal_reaches_the_program_from_the_terminal_alone() {
+async fn terminal_interrupt_is_delivered_once() {
     let daemon = machine().await;
     let nodedock = daemon.command();
     // `script` has a terminal for its command, and passes on what is written to it.

@@ -17,7 +17,7 @@ use super::{CLASS, api};
 const DEVICES: usize = 8;
 const PROGRAMS: usize = 64;
 const CRASHES: usize = 6;
-/// For all of them together, on a busy machine.
+/// Deadline for all of them together, on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
 /// Tries until it has a device, fails if another one has it too, and frees it. `$0`: the program; `$1`: the directory of locks; `$2`: the pod;
@@ -132,8 +132,7 @@ fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
 }
 
 #[tokio::test]
-async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the_daemon_crashes_each_have_one_alone()
- {
+async fn racing_programs_never_share_a_device() {
     let mut daemon = Daemon::start_with(
         Options::default()
             .config("claims: {exclusiveWaitMs: 3000}\n")

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use native_device_plugin::{Answer, Device, Plugin, Register, Script, api};
+use native_device_plugin::{Device, Plugin, Register, Script, ScriptedOutcome, api};
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::{Daemon, Options, assert_parts};
@@ -84,7 +84,7 @@ async fn until_devices(daemon: &Daemon, wanted: &[(&str, &str)]) {
 }
 
 #[tokio::test]
-async fn claims_and_limits_of_pods_share_the_devices_of_one_plugin_over_every_restart() {
+async fn claims_and_limits_share_plugin_devices() {
     let mut daemon = adapted().await;
     let plugin = with_nics(&daemon, Script::ok(), 3).await;
     let driver = daemon
@@ -151,7 +151,7 @@ async fn claims_and_limits_of_pods_share_the_devices_of_one_plugin_over_every_re
 }
 
 #[tokio::test]
-async fn a_device_follows_the_plugins_list_and_a_plugin_that_is_gone_leaves_unhealthy_ones() {
+async fn devices_follow_the_plugin_list() {
     let daemon = adapted().await;
     let options = with_registration_socket(&daemon, NIC);
     let registry = match &options.register {
@@ -174,7 +174,7 @@ async fn a_device_follows_the_plugins_list_and_a_plugin_that_is_gone_leaves_unhe
 }
 
 #[tokio::test]
-async fn devices_that_pods_have_by_the_plugins_ids_stay_with_them_until_they_end() {
+async fn allocated_plugin_devices_stay_until_end() {
     let mut daemon = Daemon::start().await;
     let plugin = with_nics(&daemon, Script::ok(), 3).await;
     let before = ready(&daemon, limited("old", &[(NIC, 2)])).await;
@@ -247,13 +247,12 @@ async fn devices_that_pods_have_by_the_plugins_ids_stay_with_them_until_they_end
 }
 
 #[tokio::test]
-async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_and_leaves_nothing()
-{
+async fn invalid_plugin_answer_leaves_nothing() {
     let mut daemon = Daemon::start().await;
     write_adapter(&daemon, &format!("{ADAPTER}paths: [/dev/null]\n"));
     daemon.restart().await;
     let node = |path: &str| {
-        Answer::container(api::ContainerAllocateResponse {
+        ScriptedOutcome::container(api::ContainerAllocateResponse {
             devices: vec![api::DeviceSpec {
                 container_path: "/dev/nic".to_owned(),
                 host_path: path.to_owned(),
@@ -264,7 +263,7 @@ async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_a
     };
     let plugin = with_nics(&daemon, Script::ok(), 1).await;
     for (answer, code) in [
-        (Answer::NoResponse, "driver-answer-not-valid"),
+        (ScriptedOutcome::NoResponse, "driver-answer-not-valid"),
         (node("/dev/zero"), "allocation-path-denied"),
         (node("/dev/../dev/null"), "driver-answer-not-valid"),
         (node("/dev/no-such-nic"), "allocation-path-missing"),
@@ -282,7 +281,7 @@ async fn an_answer_that_is_wrong_late_or_outside_the_adapters_paths_is_refused_a
 }
 
 #[tokio::test]
-async fn bad_adapters_are_conditions_and_the_commands_show_and_switch_the_good_one() {
+async fn bad_adapters_are_reported_as_conditions() {
     let mut daemon = Daemon::start_with(Options::default().config(&format!(
         "devicePluginAdapters: [{{ {} }}]\n",
         ADAPTER.trim().replace('\n', ", ")

@@ -1,4 +1,4 @@
-//! Whether all reports of extended resources agree: for any moment at which no request is under way.
+//! Checks that all reports of extended resources agree, at a moment without a request in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Plugins that answer wrongly, late or not at all: the pod is refused with the reason, loses nothing, and gets its devices later.
 
-use native_device_plugin::{Answer, Plugin, Script, api};
+use native_device_plugin::{Plugin, Script, ScriptedOutcome, api};
 use nodedock_tests::{Daemon, Options, assert_parts};
 use tonic::Code;
 
@@ -9,53 +9,53 @@ use super::{NIC, calling, freed, limited, nics, ready, short, start, started, wi
 
 const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
 
-/// With a deadline for calls that a test can wait for.
+/// Starts a daemon with a deadline for calls that a test can wait for.
 async fn daemon() -> Daemon {
     Daemon::start_with(Options::default().config(SHORT_DEADLINE)).await
 }
 
-fn mounting(host_path: &str) -> Answer {
+fn mounting(host_path: &str) -> ScriptedOutcome {
     let mount = api::Mount {
         container_path: "/x".to_owned(),
         host_path: host_path.to_owned(),
         read_only: true,
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         mounts: vec![mount],
         ..Default::default()
     })
 }
 
-fn with_node(host_path: &str, permissions: &str) -> Answer {
+fn with_node(host_path: &str, permissions: &str) -> ScriptedOutcome {
     let node = api::DeviceSpec {
         container_path: "/dev/x".to_owned(),
         host_path: host_path.to_owned(),
         permissions: permissions.to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         devices: vec![node],
         ..Default::default()
     })
 }
 
-fn naming(name: &str) -> Answer {
+fn naming(name: &str) -> ScriptedOutcome {
     let cdi_devices = vec![api::CdiDevice {
         name: name.to_owned(),
     }];
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         cdi_devices,
         ..Default::default()
     })
 }
 
 #[tokio::test]
-async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are_free_again() {
+async fn refused_answer_frees_the_devices() {
     let daemon = daemon().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
-    let refusal = |code| Answer::Status(code, "out of order".to_owned());
+    let refusal = |code| ScriptedOutcome::Status(code, "out of order".to_owned());
     let cases = [
         (
-            Answer::NoResponse,
+            ScriptedOutcome::NoResponse,
             "driver-answer-not-valid",
             "no container response",
         ),
@@ -99,10 +99,10 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
             "driver-answer-not-valid",
             "VENDOR/CLASS=NAME",
         ),
-        (Answer::bad_path(), "driver-answer-not-valid", ".."),
+        (ScriptedOutcome::bad_path(), "driver-answer-not-valid", ".."),
         (refusal(Code::Unknown), "driver-refused", "out of order"),
         (refusal(Code::Internal), "driver-failed", "out of order"),
-        (Answer::Hang, "driver-deadline", "did not answer"),
+        (ScriptedOutcome::Hang, "driver-deadline", "did not answer"),
     ];
     for (answer, code, words) in cases {
         plugin.set_script(Script::always(answer));
@@ -123,7 +123,7 @@ async fn an_answer_that_cannot_be_is_refused_with_its_reason_and_the_devices_are
 }
 
 #[tokio::test]
-async fn a_container_does_not_start_while_its_plugin_refuses() {
+async fn plugin_refusal_prevents_container_start() {
     let daemon = daemon().await;
     let options = native_device_plugin::Options {
         pre_start: true,
@@ -131,7 +131,7 @@ async fn a_container_does_not_start_while_its_plugin_refuses() {
     };
     let plugin = started(&daemon, options, Script::ok(), nics(1)).await;
     let answer = ready(&daemon, limited("one", &[(NIC, 1)])).await;
-    plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("not now")));
+    plugin.set_script(Script::ok().pre_start(|_| ScriptedOutcome::refuse("not now")));
     let refused = start(&daemon, "one", "main")
         .await
         .expect_err("it may not start");
@@ -144,9 +144,9 @@ async fn a_container_does_not_start_while_its_plugin_refuses() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_the_middle_of_a_call_and_returns_is_called_again() {
+async fn restarted_plugin_is_called_again() {
     let daemon = Daemon::start().await;
-    let first = with_nics(&daemon, Script::always(Answer::Die), 2).await;
+    let first = with_nics(&daemon, Script::always(ScriptedOutcome::Die), 2).await;
     let problem = short(&daemon, limited("one", &[(NIC, 2)])).await;
     assert!(
         problem.kind == "unavailable" && problem.message.contains(NIC),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Device, Script};
+use native_device_plugin::{Device, Script, ScriptedOutcome};
 use nodedock_tests::Daemon;
 use tokio::time::interval;
 
@@ -12,10 +12,10 @@ use super::{NIC, calling, freed, ids, limited, nics, ready, started, with_nics};
 const OTHER: &str = "example.com/other";
 
 #[tokio::test]
-async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
+async fn pod_gets_thousands_of_devices() {
     let daemon = Daemon::start().await;
     // A variable with all IDs would be longer than Linux accepts.
-    let script = Script::always(Answer::container(Default::default()));
+    let script = Script::always(ScriptedOutcome::container(Default::default()));
     let plugin = with_nics(&daemon, script, 1).await;
     // One for each MiB of the memory of some GPUs, as plugins that divide them list.
     plugin.list(
@@ -31,7 +31,7 @@ async fn a_pod_gets_thousands_of_a_hundred_thousand_devices() {
 }
 
 #[tokio::test]
-async fn devices_that_flap_a_thousand_times_a_second_hold_up_no_other_resource() {
+async fn flapping_devices_delay_no_other_resource() {
     let daemon = Daemon::start().await;
     let flapping = with_nics(&daemon, Script::ok(), 100).await;
     let _other = started(&daemon, calling(&daemon, OTHER), Script::ok(), nics(2)).await;

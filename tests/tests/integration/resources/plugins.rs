@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use native_device_plugin::{
-    Answer, Choice, Device, Event, Options as PluginOptions, Plugin, Script, api,
+    Choice, Device, Event, Options as PluginOptions, Plugin, Script, ScriptedOutcome, api,
 };
 use nodedock_proto::node::v1;
 use nodedock_tests::Daemon;
@@ -18,13 +18,13 @@ use super::{
 };
 
 /// Everything that an answer can have; the paths are on any machine.
-fn full(library: &Path, devices: &[String]) -> Answer {
+fn full(library: &Path, devices: &[String]) -> ScriptedOutcome {
     let node = |id: &String| api::DeviceSpec {
         container_path: format!("/dev/{id}"),
         host_path: "/dev/null".to_owned(),
         permissions: "rw".to_owned(),
     };
-    Answer::container(api::ContainerAllocateResponse {
+    ScriptedOutcome::container(api::ContainerAllocateResponse {
         envs: BTreeMap::from([("NICS".to_owned(), devices.join(","))]),
         mounts: vec![api::Mount {
             container_path: "/usr/lib/nic".to_owned(),
@@ -42,7 +42,7 @@ fn full(library: &Path, devices: &[String]) -> Answer {
     })
 }
 
-/// What a runtime has to receive of a container with these devices.
+/// Returns the settings that a runtime has to receive for a container with these devices.
 fn expected(library: &Path, name: &str, devices: &[String]) -> v1::ContainerDevices {
     let node = |id: &String| v1::DeviceNode {
         host_path: "/dev/null".to_owned(),
@@ -285,17 +285,17 @@ async fn whole_life(options: impl Fn(&Daemon) -> PluginOptions) {
 }
 
 #[tokio::test]
-async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_calls() {
+async fn calling_plugin_keeps_devices_until_end() {
     whole_life(|daemon| calling(daemon, NIC)).await;
 }
 
 #[tokio::test]
-async fn a_pod_keeps_its_devices_to_its_end_with_a_plugin_that_has_a_registration_socket() {
+async fn watched_plugin_keeps_devices_until_end() {
     whole_life(|daemon| with_registration_socket(daemon, NIC)).await;
 }
 
 #[tokio::test]
-async fn the_command_line_shows_a_resource_from_the_limits_of_a_pod_to_its_end() {
+async fn command_line_shows_resource_until_end() {
     let daemon = Daemon::start().await;
     let plugin = with_nics(&daemon, Script::ok(), 2).await;
     let manifest = format!(

@@ -26,7 +26,7 @@ async fn crash(daemon: &mut Daemon) {
 }
 
 #[tokio::test]
-async fn a_pools_device_is_a_prepared_claim_with_its_file_and_goes_with_its_pod() {
+async fn pool_device_is_a_prepared_claim() {
     let mut daemon = daemon().await;
     let wanted = limited("one", &[(GPU, 2)]);
     let answer = ready(&daemon, wanted.clone()).await;
@@ -68,7 +68,7 @@ async fn a_pools_device_is_a_prepared_claim_with_its_file_and_goes_with_its_pod(
 }
 
 #[tokio::test]
-async fn a_device_that_a_pod_has_as_a_resource_is_refused_to_a_claim_and_the_holder_is_named() {
+async fn device_of_pod_is_refused_elsewhere() {
     let mut daemon = daemon().await;
     let answer = ready(&daemon, limited("holder", &[(GPU, 1)])).await;
     let [device] = ids(&answer, "main", GPU).try_into().expect("one device");
@@ -86,7 +86,7 @@ async fn a_device_that_a_pod_has_as_a_resource_is_refused_to_a_claim_and_the_hol
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_driver_is_back() {
+async fn devices_stay_while_driver_is_missing() {
     let mut daemon = daemon().await;
     ready(&daemon, limited("one", &[(GPU, 2)])).await;
     daemon.take_out(MOCK_GPU_FILE);
@@ -118,7 +118,7 @@ async fn a_pod_that_leaves_while_the_driver_is_away_keeps_its_devices_until_the_
 }
 
 #[tokio::test]
-async fn pods_and_claims_that_race_for_the_devices_of_a_pool_never_share_one() {
+async fn racing_pods_never_share_pool_devices() {
     let daemon = daemon().await;
     for round in 0..8 {
         let name = |who: &str| format!("{who}-{round}");
@@ -171,7 +171,7 @@ async fn pods_and_claims_that_race_for_the_devices_of_a_pool_never_share_one() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_released_by_hand_frees_its_devices_while_the_driver_is_away() {
+async fn force_release_frees_devices_without_driver() {
     let mut daemon = daemon().await;
     ready(&daemon, limited("one", &[(GPU, 3)])).await;
     let claim = daemon

@@ -40,7 +40,7 @@ fn outcomes(answer: &v1::PreparePodResponse) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test]
-async fn a_pod_with_everything_gets_one_answer_and_the_same_after_a_crash() {
+async fn pod_answer_is_unchanged_after_crash() {
     let (mut daemon, mut plugin) = daemon().await;
     let answer = ready(&daemon, everything("one")).await;
     assert_eq!(

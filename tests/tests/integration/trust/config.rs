@@ -8,7 +8,7 @@ use super::keys::{Configure, Signer, trust};
 use super::{SIGNATURE, daemon_with};
 
 #[tokio::test]
-async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then_drains_it() {
+async fn stricter_mode_drains_a_serving_driver() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let keys = [("release", Signer::P256(1), "")];
     let daemon = daemon_with(&trust("off", &keys, "")).await;
@@ -61,7 +61,7 @@ async fn a_mode_that_becomes_stricter_while_a_driver_serves_warns_of_it_and_then
 }
 
 #[tokio::test]
-async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
+async fn invalid_config_change_has_no_effect() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("enforce", &[key], "")).await;
@@ -75,7 +75,7 @@ async fn a_config_that_is_not_valid_any_more_changes_nothing_and_is_reported() {
     let message = condition.problem.unwrap().message;
     assert_parts(
         &message,
-        &["nodedock.yaml", "line 4", "key old", "goes on to count"],
+        &["nodedock.yaml", "line 4", "key old", "stays in effect"],
     );
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
     let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;

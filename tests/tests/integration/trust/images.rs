@@ -9,7 +9,7 @@ use nodedock_tests::{Daemon, Options, Root, assert_parts};
 use super::keys::{Signer, trust};
 
 #[tokio::test]
-async fn a_signature_lies_in_the_image_and_a_directory_that_others_may_write_has_no_driver() {
+async fn image_needs_signature_and_private_directory() {
     let root = Root::new();
     let bytes = wasm(MOCK_GPU, Form::Core);
     let signer = Signer::Ed25519(4);
@@ -22,7 +22,7 @@ async fn a_signature_lies_in_the_image_and_a_directory_that_others_may_write_has
         std::fs::write(directory.join("x.wasm.sig"), signer.sign(&bytes)).unwrap();
     }
     set_permissions(&directories[2], Permissions::from_mode(0o777)).unwrap();
-    // The key signs this driver alone, which the entry's name stands for.
+    // The key signs only this driver, which has the entry's name.
     let mut config = trust("enforce", &[("release", signer, "[\"mock-gpu.*\"]")], "");
     config.push_str("driverImages:\n");
     for (name, directory) in ["mock-gpu", "unsigned", "open"].iter().zip(&directories) {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::keys::{Signer, trust};
 
 #[tokio::test]
-async fn inspect_tells_of_the_signature_by_a_key_and_by_a_config() {
+async fn inspect_shows_signature_by_key_config() {
     let (root, signer, bytes) = (Root::new(), Signer::Ed25519(1), wasm(MOCK_GPU, Form::Core));
     let file = root.write(MOCK_GPU_FILE, &bytes);
     let key = root.write("release.pub", signer.pem());
@@ -100,7 +100,7 @@ fn openssl(root: &Root, script: &str) {
 }
 
 #[tokio::test]
-async fn the_recipes_of_the_docs_make_signatures_that_count() {
+async fn documented_recipes_make_valid_signatures() {
     if Command::new("openssl")
         .arg("version")
         .stdout(Stdio::null())

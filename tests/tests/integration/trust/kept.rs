@@ -3,7 +3,7 @@
 use nodedock_tests::compose::{pod, request};
 use nodedock_tests::versions::{FILE, claim, file, script, with_unprepare};
 use nodedock_tests::{Daemon, Options, assert_parts};
-use scripted::Word;
+use scripted::Command;
 
 use super::keys::{Configure, Signer, trust};
 
@@ -26,7 +26,7 @@ async fn with_refused(claims: &[&str]) -> (Daemon, String) {
     daemon
         .swap(
             "v2",
-            &with_unprepare(script(2), claims, Word::RefusePermanent),
+            &with_unprepare(script(2), claims, Command::RefusePermanent),
         )
         .await;
     (daemon, old)
@@ -37,7 +37,7 @@ async fn outcome(daemon: &Daemon, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_signed_again() {
+async fn version_with_removed_key_is_refused() {
     let (daemon, old) = with_refused(&["device-0", "device-1"]).await;
     let signature = daemon
         .kept_drivers()
@@ -85,7 +85,7 @@ async fn a_version_whose_key_was_removed_is_not_run_for_its_claims_until_it_is_s
 }
 
 #[tokio::test]
-async fn a_version_that_is_only_warned_of_is_run_and_one_that_is_pinned_no_more_is_not() {
+async fn previous_version_needs_trust_or_warning() {
     let (daemon, old) = with_refused(&["device-0", "device-1"]).await;
     daemon.put_config(&trust("warn", &[NEW], ""));
     daemon.until_log(CHANGED).await;

@@ -17,7 +17,7 @@ pub(super) enum Signer {
 }
 
 impl Signer {
-    /// As `cosign sign-blob` prints it.
+    /// Returns the signature in the format of `cosign sign-blob`.
     pub(super) fn sign(self, bytes: &[u8]) -> String {
         let signature = match self {
             Self::P256(seed) => {

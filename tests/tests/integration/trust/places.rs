@@ -15,7 +15,7 @@ fn chmod(path: &Path, mode: u32) {
 }
 
 #[tokio::test]
-async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is_loaded_from_it() {
+async fn enforce_loads_nothing_from_writable_directory() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("warn", &[key], "")).await;
@@ -68,7 +68,7 @@ async fn a_directory_that_others_may_write_is_reported_and_in_enforce_nothing_is
 }
 
 #[tokio::test]
-async fn a_file_that_others_may_write_is_reported_and_in_enforce_not_loaded() {
+async fn enforce_does_not_load_writable_file() {
     let bytes = wasm(MOCK_GPU, Form::Core);
     let key = ("release", Signer::P256(1), "");
     let daemon = daemon_with(&trust("off", &[key], "")).await;

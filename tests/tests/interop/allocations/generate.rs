@@ -45,11 +45,11 @@ pub(crate) fn node() -> Value {
     json!({"metadata": {"name": NODE, "labels": {"zone": "a", "cores": "8"}}})
 }
 
-/// What selectors and classes may be made of.
+/// Constraints on generated selectors and classes.
 pub(crate) struct Profile {
-    /// Whether selectors that fail on some devices are among them.
+    /// True if selectors that fail on some devices are among them.
     failing: bool,
-    /// Whether devices are shared or partitioned, or only plain.
+    /// True if devices are shared or partitioned, false if all are plain.
     advanced: bool,
 }
 

@@ -42,12 +42,12 @@ pub(crate) struct Keys {
     random: Random,
     names: BTreeSet<Name>,
     of_devices: BTreeMap<Name, Vec<Hold>>,
-    /// By UID, beside what follows from the devices of a claim.
+    /// Holds by UID, in addition to those that follow from the devices of a claim.
     of_claims: BTreeMap<String, Vec<Hold>>,
     foreign: Vec<String>,
 }
 
-/// What happens to keys between two allocations.
+/// Events of keys between two allocations.
 pub(crate) enum Event {
     Hold(String, Vec<Hold>),
     Release(String),
@@ -164,7 +164,7 @@ impl Keys {
         Event::Hold(uid, holds)
     }
 
-    /// What every claim holds.
+    /// Returns the holds of every claim.
     fn holds<'a>(
         &'a self,
         allocated: impl Iterator<Item = (&'a str, &'a AllocationResult)>,
@@ -216,7 +216,7 @@ impl Keys {
             .collect()
     }
 
-    /// By claim, which others keep its hardware from it.
+    /// Returns, for each claim, the other claims that keep its hardware from it.
     pub(crate) fn in_the_way<'a>(
         &'a self,
         allocated: impl Iterator<Item = (&'a str, &'a AllocationResult)>,
@@ -235,7 +235,7 @@ impl Keys {
         found
     }
 
-    /// Whether two devices of one claim would exclude each other in two.
+    /// Returns whether two devices of one claim would exclude each other in two.
     pub(crate) fn meet_within(&self, allocation: &AllocationResult) -> bool {
         let of_results: Vec<&[Hold]> = results(allocation)
             .iter()

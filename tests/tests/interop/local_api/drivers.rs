@@ -30,7 +30,7 @@ fn uid(claim: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn a_driver_of_a_cluster_serves_claims_of_the_local_api() {
+async fn cluster_driver_serves_local_api_claims() {
     let Some(mut machine) = Machine::start().await else {
         return;
     };

@@ -117,7 +117,7 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn an_informer_streams_its_first_list_and_sees_each_change() {
+async fn informer_streams_list_and_changes() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -162,7 +162,7 @@ async fn an_informer_streams_its_first_list_and_sees_each_change() {
 }
 
 #[tokio::test]
-async fn an_informer_sees_what_changed_while_the_daemon_was_killed_and_started() {
+async fn informer_sees_changes_across_restart() {
     let Some(mut machine) = Machine::start().await else {
         return;
     };

@@ -17,7 +17,7 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 }
 
 #[tokio::test]
-async fn claims_that_are_applied_are_allocated_and_shown() {
+async fn applied_claims_are_allocated_and_shown() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -91,7 +91,7 @@ async fn claims_that_are_applied_are_allocated_and_shown() {
 }
 
 #[tokio::test]
-async fn lists_are_selected_sorted_and_read_in_chunks() {
+async fn lists_support_selectors_sorting_and_chunks() {
     let Some(machine) = Machine::start().await else {
         return;
     };
@@ -231,7 +231,7 @@ async fn the_api_says_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_manifest_with_an_unknown_field_is_refused_with_its_name() {
+async fn unknown_manifest_field_is_named() {
     let Some(machine) = Machine::start().await else {
         return;
     };
@@ -263,7 +263,7 @@ async fn a_manifest_with_an_unknown_field_is_refused_with_its_name() {
 }
 
 #[tokio::test]
-async fn what_the_kinds_do_not_allow_is_refused_as_a_cluster_refuses_it() {
+async fn invalid_objects_are_refused_like_clusters() {
     let Some(machine) = Machine::start().await else {
         return;
     };
@@ -303,7 +303,7 @@ async fn what_the_kinds_do_not_allow_is_refused_as_a_cluster_refuses_it() {
 }
 
 #[tokio::test]
-async fn a_list_is_applied_and_a_kind_that_is_not_served_is_named() {
+async fn list_applies_and_unserved_kinds_fail() {
     let Some(machine) = Machine::start().await else {
         return;
     };
@@ -354,7 +354,7 @@ async fn a_dry_run_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_claim_in_use_is_deleted_when_its_pod_is_unprepared() {
+async fn deleted_claim_ends_with_its_unprepare() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -404,7 +404,7 @@ async fn a_claim_in_use_is_deleted_when_its_pod_is_unprepared() {
 }
 
 #[tokio::test]
-async fn a_pod_gets_a_claim_of_its_template_which_ends_with_it() {
+async fn template_claim_ends_with_its_pod() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };

@@ -14,7 +14,7 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn applying_again_changes_what_changed_and_nothing_else() {
+async fn reapplying_changes_only_changed_fields() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -46,7 +46,7 @@ async fn applying_again_changes_what_changed_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn fields_that_another_manager_applied_are_a_conflict_unless_forced() {
+async fn foreign_applied_fields_conflict_unless_forced() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -104,7 +104,7 @@ async fn fields_that_another_manager_applied_are_a_conflict_unless_forced() {
 }
 
 #[tokio::test]
-async fn a_client_side_apply_becomes_a_server_side_one() {
+async fn client_side_apply_becomes_server_side() {
     let Some(machine) = Machine::start().await else {
         return;
     };
@@ -121,7 +121,7 @@ async fn a_client_side_apply_becomes_a_server_side_one() {
 }
 
 #[tokio::test]
-async fn each_kind_of_patch_changes_an_object() {
+async fn each_patch_type_changes_an_object() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };
@@ -179,7 +179,7 @@ async fn each_kind_of_patch_changes_an_object() {
 }
 
 #[tokio::test]
-async fn a_strategic_patch_of_the_status_adds_a_consumer_by_its_uid() {
+async fn strategic_status_patch_merges_by_uid() {
     let Some(machine) = Machine::with_gpus().await else {
         return;
     };

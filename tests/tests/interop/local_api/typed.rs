@@ -6,7 +6,7 @@ use super::Machine;
 use crate::{lines, programs};
 
 #[tokio::test]
-async fn typed_clients_have_every_kind_from_its_creation_to_its_deletion() {
+async fn typed_clients_handle_every_kind() {
     let Some(machine) = Machine::start().await else {
         return;
     };

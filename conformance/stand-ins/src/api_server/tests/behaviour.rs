@@ -1,4 +1,4 @@
-//! What the recordings do not show of requests and their answers, of faults and of watches.
+//! Tests of requests, responses, faults and watches that the recordings do not cover.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_list_comes_in_pages_of_one_version() {
+async fn list_pages_share_one_version() {
     let server = ApiServer::start().await;
     for index in 0..5 {
         server.put(slice(&format!("s-{index}"), "a"));
@@ -100,7 +100,7 @@ async fn selectors_choose() {
 }
 
 #[tokio::test]
-async fn a_create_or_an_update_that_cannot_be_is_refused() {
+async fn conflicting_creates_and_updates_are_refused() {
     let server = ApiServer::start().await;
     let made = send(&server, "POST", SLICES, &slice("a", "a.example.com")).await;
     assert_eq!(made.code, 201);
@@ -259,7 +259,7 @@ async fn each_subresource_changes_its_part_alone() {
 }
 
 #[tokio::test]
-async fn an_event_that_cannot_be_is_refused() {
+async fn invalid_events_are_refused() {
     let server = ApiServer::start().await;
     let path = "/apis/events.k8s.io/v1/namespaces/default/events";
     let mut event = json!({
@@ -289,7 +289,7 @@ async fn an_event_that_cannot_be_is_refused() {
 }
 
 #[tokio::test]
-async fn who_may_not_gets_403_and_requests_are_remembered() {
+async fn forbidden_requests_are_refused_and_recorded() {
     let server = ApiServer::start().await;
     server.deny("get", "resourceclaims");
     let refused = get(&server, &format!("{CLAIMS}/c")).await;
@@ -319,7 +319,7 @@ async fn who_may_not_gets_403_and_requests_are_remembered() {
 }
 
 #[tokio::test]
-async fn only_metadata_is_sent_to_who_wants_no_more() {
+async fn metadata_only_requests_get_only_metadata() {
     let server = ApiServer::start().await;
     server.add_node("node-1");
     let accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -336,7 +336,7 @@ async fn only_metadata_is_sent_to_who_wants_no_more() {
 }
 
 #[tokio::test]
-async fn faults_meet_the_requests_they_are_for_as_often_as_they_are_meant_to() {
+async fn faults_hit_matching_requests_only() {
     let server = ApiServer::start().await;
     server.fail_times(
         2,
@@ -365,7 +365,7 @@ async fn faults_meet_the_requests_they_are_for_as_often_as_they_are_meant_to() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_is_gone_and_comes_back_as_it_was() {
+async fn stopped_server_restarts_with_its_objects() {
     let server = ApiServer::start().await;
     server.put(json!({ "kind": "ResourceSlice", "metadata": { "name": "a" } }));
     let open = async || TcpStream::connect(("127.0.0.1", server.port)).await;
@@ -398,7 +398,7 @@ fn event(kind: &str, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_from_the_version_of_a_list() {
+async fn watch_resumes_from_list_version() {
     let server = ApiServer::start().await;
     put(&server, "a", "x");
     let list = get(&server, SLICES).await.body;
@@ -431,7 +431,7 @@ async fn a_watch_goes_on_from_the_version_of_a_list() {
 }
 
 #[tokio::test]
-async fn a_watch_through_a_selector_sees_objects_come_and_go() {
+async fn selector_watch_follows_matching_objects() {
     let server = ApiServer::start().await;
     let mut watch = watch(
         &server,
@@ -454,7 +454,7 @@ async fn a_watch_through_a_selector_sees_objects_come_and_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_ends_after_the_time_it_asked_for() {
+async fn watch_ends_after_requested_timeout() {
     let server = ApiServer::start().await;
     let began = tokio::time::Instant::now();
     let mut watch = watch(&server, &format!("{SLICES}?watch=true&timeoutSeconds=60")).await;

@@ -39,7 +39,7 @@ fn fixtures() -> Vec<(String, Value)> {
         .collect()
 }
 
-/// From what is made up in a recording to what this server made up in its place.
+/// Map from generated values of a recording to those that this server generated instead.
 #[derive(Default)]
 struct Names(BTreeMap<String, String>);
 
@@ -98,7 +98,7 @@ impl Names {
     }
 }
 
-/// Without what cannot be the same.
+/// Returns a value without the parts that cannot be equal.
 fn comparable(value: &Value) -> Value {
     match value {
         Value::Object(fields) if fields.get("code") == Some(&json!(422)) => refusal(value),
@@ -137,7 +137,7 @@ fn refusal(status: &Value) -> Value {
     refusal
 }
 
-/// What others than the recorded client did before an exchange.
+/// Applies changes that other clients than the recorded one made before an exchange.
 fn before(server: &ApiServer, number: u32, recorded: &Value, names: &Names) {
     let body = &recorded["response"]["body"];
     match number {
@@ -181,7 +181,7 @@ fn before(server: &ApiServer, number: u32, recorded: &Value, names: &Names) {
 }
 
 #[tokio::test]
-async fn every_recorded_exchange_has_the_same_answer_here() {
+async fn recorded_exchanges_get_the_same_answers() {
     let server = ApiServer::start().await;
     server.put(fixture("03-node-get.json")["response"]["body"].clone());
     server.put(json!({ "kind": "Namespace", "metadata": { "name": "default" } }));
@@ -224,7 +224,7 @@ async fn every_recorded_exchange_has_the_same_answer_here() {
 }
 
 #[tokio::test]
-async fn a_recorded_watch_has_the_same_events_here() {
+async fn recorded_watch_gets_the_same_events() {
     let recorded = fixture("watch-resourceclaims.json");
     let recorded = recorded.as_array().unwrap();
     let server = ApiServer::start().await;

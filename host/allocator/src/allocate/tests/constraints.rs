@@ -92,7 +92,7 @@ fn values_of_different_types_are_different() {
 }
 
 #[test]
-fn lists_match_if_all_have_a_value_in_common_and_differ_if_no_two_have_one() {
+fn list_attributes_match_by_common_values() {
     let machine = rooted(&strings(&[&["a", "b"], &["b", "c"], &["c", "a"], &["d"]]));
     assert_eq!(
         machine.chosen(&matching(2)).as_deref(),
@@ -121,7 +121,7 @@ fn lists_match_if_all_have_a_value_in_common_and_differ_if_no_two_have_one() {
 }
 
 #[test]
-fn an_attribute_is_found_by_its_domain_or_by_that_of_the_driver() {
+fn attribute_lookup_defaults_to_driver_domain() {
     let own = |name: &str| with(device("gpu-0"), "/attributes", json!({name: {"int": 1}}));
     let allocated = |name: &str, constraint: &str| {
         let claim = constrained(1, json!({"matchAttribute": constraint}));
@@ -137,7 +137,7 @@ fn an_attribute_is_found_by_its_domain_or_by_that_of_the_driver() {
 }
 
 #[test]
-fn a_constraint_is_for_the_requests_and_sub_requests_that_it_names() {
+fn constraint_applies_to_its_named_requests() {
     let sub_requests =
         ["s0", "s1"].map(|name| json!({"name": name, "deviceClassName": "gpu", "count": 1}));
     let allocated = |names: Value| {
@@ -161,7 +161,7 @@ fn a_constraint_is_for_the_requests_and_sub_requests_that_it_names() {
 }
 
 #[test]
-fn a_request_for_all_whose_devices_contradict_a_constraint_is_not_allocated() {
+fn all_mode_fails_on_contradicted_constraint() {
     let claim = claim(json!({
         "requests": [request("gpu", json!({"allocationMode": "All"}))],
         "constraints": [{"matchAttribute": "gpu.example.com/root"}],

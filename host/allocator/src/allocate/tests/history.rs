@@ -1,4 +1,4 @@
-//! What holds after any history of allocations and releases.
+//! Invariants after any history of allocations and releases.
 
 use std::collections::BTreeMap;
 
@@ -137,7 +137,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_given_twice_and_the_order_of_slices_makes_no_difference(
+    fn no_device_is_allocated_twice(
         steps in prop::collection::vec(step(), 1..24),
     ) {
         let (mut machine, mut turned) = (machine(), machine());

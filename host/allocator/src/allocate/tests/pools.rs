@@ -1,4 +1,4 @@
-//! Which slices and devices are offered, and in which order.
+//! Selection and order of the slices and devices that are offered.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ fn all() -> Value {
 }
 
 #[test]
-fn devices_are_tried_by_pool_and_slice_and_those_with_binding_conditions_last() {
+fn devices_with_binding_conditions_come_last() {
     let bound = with(
         device("device-b"),
         "/bindingConditions",
@@ -50,7 +50,7 @@ fn devices_are_tried_by_pool_and_slice_and_those_with_binding_conditions_last() 
 }
 
 #[test]
-fn only_the_newest_generation_of_a_pool_is_offered() {
+fn only_newest_pool_generation_is_offered() {
     let machine = Machine::new(&[part("old", "pool", 1, 1), part("new", "pool", 2, 1)]);
     assert_eq!(machine.chosen(&all()).as_deref(), Ok("gpu=device-new"));
     let elsewhere = with(part("new", "pool", 2, 1), "/spec/nodeName", json!("node-2"));
@@ -59,7 +59,7 @@ fn only_the_newest_generation_of_a_pool_is_offered() {
 }
 
 #[test]
-fn a_pool_that_is_incomplete_or_invalid_is_not_used() {
+fn incomplete_and_invalid_pools_are_excluded() {
     let twice = with(
         part("b", "bad", 1, 1),
         "/spec/devices",
@@ -111,7 +111,7 @@ fn a_pool_that_is_incomplete_or_invalid_is_not_used() {
 }
 
 #[test]
-fn a_counter_or_set_that_is_wrong_makes_the_pool_invalid() {
+fn wrong_counters_make_pool_invalid() {
     let consumes = json!([{"counterSet": "set", "counters": {"slots": {"value": "1"}}}]);
     let devices = part("a", "pool", 1, 2);
     let devices = with(
@@ -148,7 +148,7 @@ fn a_counter_or_set_that_is_wrong_makes_the_pool_invalid() {
 }
 
 #[test]
-fn a_device_is_offered_to_the_nodes_that_its_slice_or_the_device_itself_names() {
+fn devices_are_offered_to_their_nodes() {
     let anywhere = |fields: Value| {
         let mut slice = with(part("a", "pool", 1, 1), "/spec/nodeName", Value::Null);
         for (field, value) in fields.as_object().expect("fields") {
@@ -183,7 +183,7 @@ fn a_device_is_offered_to_the_nodes_that_its_slice_or_the_device_itself_names() 
 }
 
 #[test]
-fn a_device_for_another_node_in_a_slice_for_this_one_is_left_out() {
+fn devices_of_other_nodes_are_excluded() {
     let devices = json!([{"name": "x", "nodeName": "node-2"}, {"name": "y", "nodeName": "node-1"}]);
     let slice = with(part("a", "pool", 1, 1), "/spec/nodeName", Value::Null);
     let slice = with(

@@ -21,7 +21,7 @@ fn model(model: &str) -> String {
 }
 
 #[test]
-fn a_request_gets_the_first_devices_that_are_free() {
+fn request_gets_first_free_devices() {
     let mut machine = Machine::of_devices(&devices(4));
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=gpu-0");
     assert_eq!(
@@ -49,7 +49,7 @@ fn a_request_gets_the_first_devices_that_are_free() {
 }
 
 #[test]
-fn a_claim_without_requests_gets_an_allocation_without_devices() {
+fn empty_claim_gets_empty_allocation() {
     assert_eq!(
         Machine::new(&[]).chosen(&claim(json!({}))).as_deref(),
         Ok("")
@@ -57,7 +57,7 @@ fn a_claim_without_requests_gets_an_allocation_without_devices() {
 }
 
 #[test]
-fn a_request_without_mode_and_count_is_for_one_device() {
+fn request_defaults_to_one_device() {
     let claim = requests(&[json!({"name": "gpu", "exactly": {"deviceClassName": "gpu"}})]);
     assert_eq!(
         Machine::of_devices(&devices(2)).chosen(&claim).as_deref(),
@@ -66,7 +66,7 @@ fn a_request_without_mode_and_count_is_for_one_device() {
 }
 
 #[test]
-fn a_request_for_all_gets_every_device_that_matches_or_nothing() {
+fn all_mode_needs_every_matching_device() {
     let mut machine = Machine::of_devices(&models(&["a", "b", "a"]));
     let all = one(json!({"allocationMode": "All", "selectors": selectors(&[&model("a")])}));
     assert_eq!(machine.chosen(&all).as_deref(), Ok("gpu=gpu-0, gpu=gpu-2"));
@@ -79,7 +79,7 @@ fn a_request_for_all_gets_every_device_that_matches_or_nothing() {
 }
 
 #[test]
-fn selectors_of_the_class_and_of_the_request_select() {
+fn class_and_request_selectors_both_apply() {
     let mut machine = Machine::of_devices(&models(&["a", "b"]));
     let claim = one(json!({"selectors": selectors(&[&model("b")])}));
     assert_eq!(machine.chosen(&claim).as_deref(), Ok("gpu=gpu-1"));
@@ -99,7 +99,7 @@ fn selectors_of_the_class_and_of_the_request_select() {
 }
 
 #[test]
-fn a_selector_that_fails_fails_the_allocation_when_the_search_comes_to_the_device() {
+fn failing_selector_fails_the_allocation() {
     let mut devices = models(&["a"]);
     devices.push(device("gpu-1"));
     let machine = Machine::of_devices(&devices);
@@ -120,7 +120,7 @@ fn a_selector_that_fails_fails_the_allocation_when_the_search_comes_to_the_devic
 }
 
 #[test]
-fn a_claim_that_no_devices_can_fulfil_is_invalid() {
+fn unsatisfiable_claim_is_invalid() {
     let machine = Machine::of_devices(&devices(40));
     let many: Vec<Value> = (0..33)
         .map(|number| request(&format!("r{number}"), json!({})))
@@ -173,7 +173,7 @@ fn a_claim_that_no_devices_can_fulfil_is_invalid() {
 }
 
 #[test]
-fn an_allocation_has_at_most_32_devices() {
+fn allocation_has_at_most_32_devices() {
     let machine = Machine::of_devices(&devices(40));
     assert!(machine.chosen(&one(json!({"count": 32}))).is_ok());
     for claim in [
@@ -201,7 +201,7 @@ fn an_allocation_has_at_most_32_devices() {
 }
 
 #[test]
-fn the_first_sub_request_that_is_available_is_taken() {
+fn first_available_sub_request_is_chosen() {
     let mut machine = Machine::of_devices(&models(&["a", "b", "b"]));
     let sub_requests = [("best", model("a")), ("good", model("b"))].map(
         |(name, model)| json!({"name": name, "deviceClassName": "gpu", "selectors": selectors(&[&model])}),
@@ -224,7 +224,7 @@ fn the_first_sub_request_that_is_available_is_taken() {
 }
 
 #[test]
-fn a_taint_keeps_a_device_from_requests_that_do_not_tolerate_it() {
+fn untolerated_taint_excludes_the_device() {
     let taint =
         |effect: &str| json!([{"key": "example.com/broken", "value": "yes", "effect": effect}]);
     let machine =
@@ -270,7 +270,7 @@ fn a_taint_keeps_a_device_from_requests_that_do_not_tolerate_it() {
 }
 
 #[test]
-fn admin_access_uses_devices_that_are_in_use_and_takes_nothing() {
+fn admin_access_consumes_no_device() {
     let mut machine = Machine::of_devices(&devices(1));
     assert_eq!(
         machine.occupy("monitor", &one(json!({"adminAccess": true}))),

@@ -9,7 +9,7 @@ fn allocated(machine: &Machine, claim: &Value) -> Value {
 }
 
 #[test]
-fn a_result_repeats_what_the_driver_and_the_user_need_to_know() {
+fn result_repeats_device_and_request_fields() {
     let device = json!({
         "name": "gpu-0",
         "allowMultipleAllocations": true,
@@ -46,7 +46,7 @@ fn a_result_repeats_what_the_driver_and_the_user_need_to_know() {
 }
 
 #[test]
-fn configurations_of_classes_come_before_those_of_the_claim_and_name_the_requests() {
+fn class_configs_precede_claim_configs() {
     let config = |driver: &str, requests: &[&str]| {
         let config = json!({"opaque": {"driver": driver, "parameters": {}}});
         if requests.is_empty() {
@@ -103,7 +103,7 @@ fn configurations_of_classes_come_before_those_of_the_claim_and_name_the_request
 }
 
 #[test]
-fn an_allocation_can_be_used_where_all_of_its_devices_can() {
+fn allocation_selects_nodes_of_all_devices() {
     let zone = |values: Value| json!({"key": "zone", "operator": "In", "values": values});
     let selecting =
         |requirements: Value| json!({"nodeSelectorTerms": [{"matchExpressions": requirements}]});

@@ -24,7 +24,7 @@ fn singles(count: usize, constraints: &Value) -> Value {
 }
 
 #[test]
-fn the_search_goes_back_to_a_device_that_another_request_needs() {
+fn search_backtracks_for_a_needed_device() {
     let devices = numbered(3, |number| json!({"fast": {"bool": number == 0}}));
     let fast = selectors(&["device.attributes[\"gpu.example.com\"].fast == true"]);
     let claim = requests(&[
@@ -39,7 +39,7 @@ fn the_search_goes_back_to_a_device_that_another_request_needs() {
 }
 
 #[test]
-fn a_shortage_is_found_without_a_search() {
+fn shortage_is_found_without_a_search() {
     let devices = numbered(31, |number| json!({"index": {"int": number}}));
     let machine = Machine::of_devices(&devices);
     let error = machine.chosen(&singles(
@@ -54,7 +54,7 @@ fn a_shortage_is_found_without_a_search() {
 }
 
 #[test]
-fn devices_that_nothing_tells_apart_are_not_tried_again() {
+fn equivalent_devices_are_not_tried_again() {
     // Ten match in each half, and eleven are needed: there are millions of combinations, and two kinds of devices.
     let devices = numbered(
         20,
@@ -71,7 +71,7 @@ fn devices_that_nothing_tells_apart_are_not_tried_again() {
 }
 
 #[test]
-fn a_search_with_too_many_combinations_ends_and_says_what_refused_devices() {
+fn too_complex_search_ends_with_reason() {
     // 40 devices with 30 values for 32 requests, and no two devices alike.
     let devices = numbered(
         40,
@@ -89,7 +89,7 @@ fn a_search_with_too_many_combinations_ends_and_says_what_refused_devices() {
 }
 
 #[test]
-fn selectors_that_take_too_many_steps_end_the_search() {
+fn selector_steps_end_the_search() {
     let mut machine = Machine::of_devices(&devices(4));
     machine.bounds.selector_steps = 1;
     let driver = "device.driver == \"gpu.example.com\"";
@@ -105,7 +105,7 @@ fn selectors_that_take_too_many_steps_end_the_search() {
 }
 
 #[test]
-fn an_explanation_is_bounded_and_each_request_has_a_part_of_it() {
+fn explanation_is_bounded_and_covers_requests() {
     let mut machine = Machine::of_devices(&devices(10));
     machine.bounds.excluded = 6;
     let none = json!({"selectors": selectors(&["false"])});

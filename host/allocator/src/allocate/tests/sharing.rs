@@ -19,7 +19,7 @@ fn memory(amount: &str) -> Value {
 }
 
 #[test]
-fn shares_of_a_device_are_given_until_its_capacity_is_consumed() {
+fn shares_consume_capacity_until_exhausted() {
     let mut machine = Machine::of_devices(&[shared("gpu-0")]);
     assert_eq!(
         machine.occupy("a", &one(json!({}))),
@@ -40,7 +40,7 @@ fn shares_of_a_device_are_given_until_its_capacity_is_consumed() {
 }
 
 #[test]
-fn a_capacity_that_a_device_does_not_have_or_allow_leaves_the_device_out() {
+fn unavailable_capacity_excludes_the_device() {
     let machine = Machine::of_devices(&[shared("gpu-0"), device("gpu-1")]);
     assert_eq!(
         machine.excluded(&memory("30Gi")),
@@ -62,7 +62,7 @@ fn a_capacity_that_a_device_does_not_have_or_allow_leaves_the_device_out() {
 }
 
 #[test]
-fn a_capacity_is_a_lower_limit_for_a_device_that_is_not_shared() {
+fn capacity_is_minimum_for_unshared_device() {
     let sized = |name: &str, size: &str| {
         with(
             device(name),
@@ -77,7 +77,7 @@ fn a_capacity_is_a_lower_limit_for_a_device_that_is_not_shared() {
 }
 
 #[test]
-fn an_amount_that_cannot_be_rounded_fails_the_allocation() {
+fn unroundable_amount_fails_the_allocation() {
     let policy = json!({"default": "1", "validRange": {"min": "1", "max": "4", "step": "1"}});
     let device = with(
         device("gpu-0"),
@@ -92,7 +92,7 @@ fn an_amount_that_cannot_be_rounded_fails_the_allocation() {
 }
 
 #[test]
-fn two_requests_of_a_claim_can_share_a_device_and_one_request_cannot_have_two_shares() {
+fn only_different_requests_share_a_device() {
     let machine = Machine::of_devices(&[shared("gpu-0")]);
     let both = requests(&[request("a", json!({})), request("b", json!({}))]);
     assert_eq!(
@@ -111,7 +111,7 @@ fn two_requests_of_a_claim_can_share_a_device_and_one_request_cannot_have_two_sh
 }
 
 #[test]
-fn a_device_of_which_a_claim_has_all_has_no_shares() {
+fn wholly_allocated_device_has_no_shares() {
     let mut machine = Machine::of_devices(&[device("gpu-0")]);
     machine.occupy("whole", &one(json!({})));
     machine.slices = vec![slice(&[shared("gpu-0")])];
@@ -152,7 +152,7 @@ fn partitioned(fields: &Value) -> Machine {
 }
 
 #[test]
-fn partitions_are_given_until_a_counter_is_consumed() {
+fn partitions_consume_counters_until_exhausted() {
     let mut machine = partitioned(&json!({}));
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=whole");
     let short = |name: &str, needs: usize| {
@@ -184,9 +184,9 @@ fn partitions_are_given_until_a_counter_is_consumed() {
     assert_eq!(machine.excluded(&claim), [expected]);
 }
 
-/// As with the scheduler: an allocation names a device by its pool alone.
+/// Matches the scheduler: an allocation names a device by its pool alone.
 #[test]
-fn a_name_that_a_pool_has_again_for_other_nodes_consumes_the_counters_of_each() {
+fn duplicate_device_names_consume_all_counters() {
     let mut machine = partitioned(&json!({}));
     // The smaller one is offered first.
     machine.slices[0]["spec"]["devices"]
@@ -218,7 +218,7 @@ fn a_name_that_a_pool_has_again_for_other_nodes_consumes_the_counters_of_each() 
 }
 
 #[test]
-fn counters_of_a_shared_partition_are_consumed_by_its_first_share_only() {
+fn only_first_share_consumes_counters() {
     let mut machine = partitioned(&json!({"allowMultipleAllocations": true}));
     assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=whole");
     assert_eq!(machine.occupy("b", &one(json!({}))), "gpu=whole");
@@ -234,7 +234,7 @@ fn counters_of_a_shared_partition_are_consumed_by_its_first_share_only() {
 }
 
 #[test]
-fn counters_are_consumed_by_devices_of_other_nodes() {
+fn devices_of_other_nodes_consume_counters() {
     let mut machine = partitioned(&json!({}));
     let elsewhere = with(
         machine.slices[0].clone(),

@@ -5,7 +5,7 @@ use super::*;
 const REQUESTS: &str = "/spec/devices/requests";
 
 #[test]
-fn a_request_asks_for_devices_of_a_class_in_one_way() {
+fn device_requests_are_validated() {
     let exactly = "/spec/devices/requests/0/exactly";
     let at = |field: &str| format!("{exactly}/{field}");
     let name = "spec.devices.requests[0].name: Invalid";
@@ -86,7 +86,7 @@ fn a_request_asks_for_devices_of_a_class_in_one_way() {
 }
 
 #[test]
-fn a_selector_is_an_expression_that_compiles() {
+fn selector_needs_a_compiling_expression() {
     let selectors = "/spec/devices/requests/0/exactly/selectors";
     let first = "/spec/devices/requests/0/exactly/selectors/0/cel/expression";
     let at = "spec.devices.requests[0].exactly.selectors";
@@ -155,7 +155,7 @@ fn a_toleration_fits_its_operator() {
 }
 
 #[test]
-fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
+fn constraint_names_requests_and_qualified_attribute() {
     let at = "spec.devices.constraints[0]";
     assert_each(
         &claim(),
@@ -215,7 +215,7 @@ fn a_constraint_names_requests_and_an_attribute_with_a_domain() {
 }
 
 #[test]
-fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
+fn opaque_parameters_are_limited_to_10kib() {
     let (at, first) = (
         "spec.devices.config[0].opaque",
         "/spec/devices/config/0/opaque",
@@ -255,7 +255,7 @@ fn opaque_parameters_are_an_object_of_at_most_ten_kibibytes() {
 }
 
 #[test]
-fn the_spec_of_a_claim_cannot_change() {
+fn claim_spec_is_immutable() {
     let mut changed = claim();
     changed["spec"] = json!({ "devices": {} });
     assert_eq!(wrong(&changed, Some(&claim())), ["spec: Invalid"]);
@@ -278,7 +278,7 @@ fn the_spec_of_a_claim_cannot_change() {
 }
 
 #[test]
-fn a_template_has_the_rules_of_a_claim_and_gives_labels_and_annotations_alone() {
+fn template_follows_claim_rules() {
     let template = json!({
         "kind": "ResourceClaimTemplate", "metadata": { "name": "t", "namespace": "default" },
         "spec": { "metadata": { "labels": { "a": "b" } }, "spec": claim()["spec"] },
@@ -314,7 +314,7 @@ fn a_template_has_the_rules_of_a_claim_and_gives_labels_and_annotations_alone() 
 }
 
 #[test]
-fn a_class_selects_configures_and_may_have_a_resource_with_a_domain() {
+fn class_fields_are_validated() {
     let class = json!({
         "kind": "DeviceClass", "metadata": { "name": "gpu.example.com" },
         "spec": {

@@ -11,7 +11,7 @@ fn node() -> Value {
 }
 
 #[test]
-fn a_name_has_the_form_of_its_kind() {
+fn name_format_depends_on_kind() {
     let named = |kind: &str, namespace: &str, name: &str| {
         let mut object = json!({ "kind": kind, "metadata": { "name": name }, "spec": { "containers": [{ "name": "c", "image": "i" }] } });
         if !namespace.is_empty() {
@@ -40,7 +40,7 @@ fn a_name_has_the_form_of_its_kind() {
 }
 
 #[test]
-fn a_prefix_of_names_may_end_in_a_dash() {
+fn generate_name_may_end_in_dash() {
     assert_each(
         &node(),
         &[
@@ -55,7 +55,7 @@ fn a_prefix_of_names_may_end_in_a_dash() {
 }
 
 #[test]
-fn labels_annotations_owners_and_finalizers_have_their_forms() {
+fn metadata_fields_are_validated() {
     let owner = "/metadata/ownerReferences/0";
     let of_owner = |field: &str| format!("{owner}/{field}");
     let large = "x".repeat(256 * 1024);
@@ -136,7 +136,7 @@ fn labels_annotations_owners_and_finalizers_have_their_forms() {
 }
 
 #[test]
-fn an_object_that_is_being_deleted_gets_no_new_finalizers() {
+fn deleted_object_accepts_no_new_finalizers() {
     let old = with(
         &node(),
         "/metadata/deletionTimestamp",

@@ -4,7 +4,7 @@ use super::*;
 use crate::validate::{admin_access, defaults};
 
 #[test]
-fn a_pod_has_containers_and_its_claims_fit_together() {
+fn pod_containers_and_claims_are_validated() {
     let pod = json!({
         "kind": "Pod", "metadata": { "name": "p", "namespace": "default" },
         "spec": {
@@ -99,7 +99,7 @@ fn a_pod_has_containers_and_its_claims_fit_together() {
 }
 
 #[test]
-fn a_taint_rule_selects_by_names_and_has_a_taint() {
+fn taint_rule_needs_selector_and_taint() {
     let rule = json!({
         "kind": "DeviceTaintRule", "metadata": { "name": "r" },
         "spec": { "deviceSelector": { "driver": "d" }, "taint": { "key": "k", "effect": "NoExecute" } },
@@ -132,7 +132,7 @@ fn a_taint_rule_selects_by_names_and_has_a_taint() {
 }
 
 #[test]
-fn admin_access_is_for_namespaces_with_the_label() {
+fn admin_access_needs_a_namespace_label() {
     let claim = with(
         &claim(),
         "/spec/devices/requests/0/exactly/adminAccess",
@@ -172,7 +172,7 @@ fn admin_access_is_for_namespaces_with_the_label() {
 }
 
 #[test]
-fn an_event_of_the_new_group_has_all_its_fields() {
+fn new_group_events_need_all_fields() {
     let event = json!({
         "metadata": { "namespace": "default" }, "involvedObject": { "namespace": "default" }, "type": "Normal",
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingComponent": "n", "reportingInstance": "n-1", "action": "A", "reason": "R",
@@ -207,7 +207,7 @@ fn an_event_of_the_new_group_has_all_its_fields() {
 }
 
 #[test]
-fn what_a_writer_leaves_out_is_filled_in() {
+fn omitted_fields_get_their_defaults() {
     let now = "2026-01-01T00:00:00.7Z".parse().unwrap();
     let filled = |kind: &str, mut object: Value| {
         defaults(kind, &mut object, now);

@@ -1,4 +1,4 @@
-//! What a real API server of Kubernetes 1.36 accepted and refused, from recorded exchanges.
+//! Objects that a real API server of Kubernetes 1.36 accepted and refused, from recorded exchanges.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::*;
 use crate::validate::{admin_access, defaults};
 
-/// The recordings that the stand-in of tests answers, and beside this module those that it has no use for.
+/// Directories of the recordings: those with which the tests' stand-in answers, and beside this module those that it does not use.
 const DIRECTORIES: [&str; 2] = [
     "../../conformance/stand-ins/fixtures/kubernetes-1.36",
     "src/validate/fixtures",
@@ -54,7 +54,7 @@ fn causes(exchange: &Value, old: Option<&Value>) -> Causes {
 }
 
 #[test]
-fn recorded_refusals_have_the_same_causes_here() {
+fn recorded_refusals_have_equal_causes() {
     let old = exchange("11-slice-update.json")["response"]["body"].clone();
     let refusals = [
         ("08-slice-create-129-devices-refused.json", None),
@@ -97,7 +97,7 @@ fn what_was_accepted_is_accepted_here() {
 }
 
 #[test]
-fn the_defaults_of_a_claim_are_those_that_were_stored() {
+fn claim_defaults_match_recorded_ones() {
     for name in [
         "17-claim-create-one-gpu.json",
         "18-claim-create-gpu-and-nic.json",
@@ -113,7 +113,7 @@ fn the_defaults_of_a_claim_are_those_that_were_stored() {
 }
 
 #[test]
-fn allocations_of_a_real_scheduler_are_accepted() {
+fn real_scheduler_allocations_are_accepted() {
     for name in [
         "34-claim-allocated-one-gpu.json",
         "36-claim-allocated-first-available.json",

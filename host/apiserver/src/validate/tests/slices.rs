@@ -22,7 +22,7 @@ fn device(value: Value) -> Value {
 }
 
 #[test]
-fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
+fn slice_needs_driver_pool_and_nodes() {
     assert_each(
         &slice(),
         &[
@@ -65,7 +65,7 @@ fn a_slice_has_a_driver_a_pool_and_one_way_to_its_nodes() {
 }
 
 #[test]
-fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
+fn node_selector_has_one_valid_term() {
     let selector = |terms: Value| {
         let slice = with(&slice(), "/spec/nodeName", Value::Null);
         wrong(
@@ -120,7 +120,7 @@ fn a_selector_of_nodes_has_one_term_with_operators_that_fit_their_values() {
 }
 
 #[test]
-fn the_number_of_devices_is_bounded_and_lower_for_devices_with_extras() {
+fn device_count_per_slice_is_bounded() {
     let devices = |count: usize, extra: Value| {
         let devices = (0..count).map(|index| {
             let mut device = json!({ "name": format!("d-{index}") });
@@ -146,7 +146,7 @@ fn the_number_of_devices_is_bounded_and_lower_for_devices_with_extras() {
 }
 
 #[test]
-fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
+fn device_names_and_attributes_are_validated() {
     let at = "spec.devices[0]";
     let one = |value: Value| device(json!({ "name": "d", "attributes": { "a": value } }));
     let attribute = |value: Value| wrong(&one(value), None);
@@ -224,7 +224,7 @@ fn a_device_has_a_name_of_its_own_and_attributes_with_one_value_each() {
 }
 
 #[test]
-fn attributes_and_capacities_are_counted_together_and_values_of_lists_one_by_one() {
+fn attributes_and_capacities_share_one_bound() {
     let attributes = |count: usize| {
         (0..count)
             .map(|index| (format!("a{index}"), json!({ "int": 1 })))
@@ -242,7 +242,7 @@ fn attributes_and_capacities_are_counted_together_and_values_of_lists_one_by_one
 }
 
 #[test]
-fn a_taint_has_a_key_and_a_known_effect() {
+fn taint_needs_key_and_known_effect() {
     let taint = |taint: Value| wrong(&device(json!({ "name": "d", "taints": [taint] })), None);
     let at = "spec.devices[0].taints[0]";
     assert_eq!(
@@ -277,7 +277,7 @@ fn a_taint_has_a_key_and_a_known_effect() {
 }
 
 #[test]
-fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
+fn device_consumes_at_most_two_sets() {
     let consumed = |sets: Value| {
         wrong(
             &device(json!({ "name": "d", "consumesCounters": sets })),
@@ -333,7 +333,7 @@ fn counters_have_names_and_a_device_consumes_of_two_sets_at_most() {
 }
 
 #[test]
-fn a_device_chooses_its_nodes_where_the_slice_leaves_it_to_the_devices() {
+fn devices_select_nodes_if_slice_allows() {
     let alone = device(json!({ "name": "d", "nodeName": "n" }));
     assert_eq!(wrong(&alone, None), ["spec.devices[0]: Invalid"]);
     let left = |value: Value| {
@@ -396,7 +396,7 @@ fn binding_conditions_go_with_failure_conditions() {
 }
 
 #[test]
-fn a_request_policy_is_for_shared_devices_and_fits_the_capacity() {
+fn request_policy_needs_a_shared_device() {
     let policy = |policy: Value| {
         let capacity = json!({ "memory": { "value": "8Gi", "requestPolicy": policy } });
         wrong(

@@ -15,13 +15,13 @@ fn allocated() -> Value {
     claim
 }
 
-/// What a new status is refused with.
+/// Returns the causes with which a new status is refused.
 fn refused(pointer: &str, value: Value) -> Vec<String> {
     wrong(&with(&allocated(), pointer, value), Some(&claim()))
 }
 
 #[test]
-fn an_allocation_names_requests_of_the_claim_and_devices() {
+fn allocation_names_known_requests_and_devices() {
     assert_eq!(wrong(&allocated(), Some(&claim())), [""; 0]);
     let at = "status.allocation.devices.results[0]";
     let first = |field: &str| format!("/status/allocation/devices/results/0/{field}");
@@ -71,7 +71,7 @@ fn an_allocation_names_requests_of_the_claim_and_devices() {
 }
 
 #[test]
-fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
+fn allocation_is_immutable_while_reserved() {
     let old = allocated();
     let moved = wrong(
         &with(
@@ -97,7 +97,7 @@ fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
 }
 
 #[test]
-fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted() {
+fn deleted_claim_accepts_no_new_consumer() {
     let consumer = json!({ "resource": "pods", "name": "p", "uid": "u" });
     assert_eq!(
         refused("/status/reservedFor", json!([{}])),
@@ -134,7 +134,7 @@ fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted()
 }
 
 #[test]
-fn a_driver_reports_on_allocated_devices_alone() {
+fn driver_reports_only_on_allocated_devices() {
     let report = |device: Value| {
         wrong(
             &with(&allocated(), "/status/devices", json!([device])),
@@ -193,7 +193,7 @@ fn a_driver_reports_on_allocated_devices_alone() {
 }
 
 #[test]
-fn reports_go_with_the_allocation_that_they_are_about() {
+fn deallocation_removes_device_status() {
     let old = with(
         &allocated(),
         "/status/devices",

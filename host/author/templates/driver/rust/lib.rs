@@ -58,7 +58,7 @@ mod tests {
     use nodedock_sdk::testing::Harness;
 
     #[test]
-    fn a_claim_gets_its_node_while_the_machine_has_it() {
+    fn claim_gets_node_while_it_exists() {
         let node = Harness::<NodeDriver>::new();
         node.fake().character_node("/dev/fuse", 10, 229);
         assert_eq!(node.discover().unwrap().pools[0].devices.len(), 1);

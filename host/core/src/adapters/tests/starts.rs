@@ -1,10 +1,9 @@
-//! Which adapters a start has, by the files, the record and the claims.
+//! Adapters of a start, as the files, the record and the claims decide them.
 
 use super::*;
 
 #[tokio::test]
-async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays_until_it_is_returned()
- {
+async fn decisions_and_removed_adapters_survive_restart() {
     let home = Home::new();
     let disabled: BTreeSet<_> = [(DRIVER.parse().unwrap(), "things".parse().unwrap())].into();
     {
@@ -58,7 +57,7 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
 }
 
 #[tokio::test]
-async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
+async fn rewritten_adapter_takes_over_again() {
     let home = Home::new();
     let ids: BTreeSet<_> = ["a".to_owned()].into();
     {
@@ -93,7 +92,7 @@ async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
 }
 
 #[tokio::test]
-async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
+async fn second_adapter_is_recorded_before_claims() {
     let home = Home::new();
     drop(
         home.start(
@@ -114,7 +113,7 @@ async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
 }
 
 #[tokio::test]
-async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
+async fn unreadable_adapter_file_changes_nothing() {
     let home = Home::new();
     let rules = "devices: [{ match: '(?<n>[a-z])', identity: 'bus:${n}', attributes: { n: { value: '${n}' } } }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
@@ -153,7 +152,7 @@ async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
 }
 
 #[tokio::test]
-async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
+async fn adapter_cannot_take_claimed_driver_name() {
     let home = Home::new();
     let entries = AdapterEntries {
         entries: vec![entry()],
@@ -171,7 +170,7 @@ async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
 /// A copy of the file, first by its name and with another resource, took the driver's name from the adapter that had claims: its plugin was
 /// offered as a device plugin while pods had its devices.
 #[tokio::test]
-async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a_file() {
+async fn recorded_driver_keeps_its_resource() {
     let home = Home::new();
     drop(home.start(vec![entry()], false).await);
     let copy = || AdapterEntry {
@@ -225,7 +224,7 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
 }
 
 #[tokio::test]
-async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
+async fn refused_adapter_file_changes_nothing() {
     let home = Home::new();
     let of = |driver: &str| entry_with(&format!("resource: example.com/other\ndriver: {driver}\n"));
     drop(
@@ -243,7 +242,7 @@ async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
 }
 
 #[tokio::test]
-async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() {
+async fn new_driver_waits_for_earlier_claims() {
     let home = Home::new();
     drop(home.start(vec![entry()], false).await);
     let renamed = || {
@@ -266,7 +265,7 @@ async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() 
 }
 
 #[tokio::test]
-async fn a_decision_is_in_the_checkpoint_and_of_one_that_takes_no_writes_nothing_counts() {
+async fn decision_without_commit_has_no_effect() {
     let home = Home::new();
     let run = home.start(vec![entry()], true).await;
     run.adapters.set_enabled(DRIVER, false).await.unwrap();

@@ -1,6 +1,6 @@
-//! What changes the directory: for the requests that wait together it writes all temporary files, then renames and removes in the order
-//! of the requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders again what
-//! a power loss took.
+//! Changes the directory. For the requests that wait together, it writes all temporary files, then renames and removes in the order of the
+//! requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders files again that a power loss
+//! damaged.
 
 use std::hash::BuildHasher;
 use std::io::{self, Write as _};
@@ -38,19 +38,24 @@ impl Serve for Directory {
 
     fn serve(&self, batch: Vec<Job>) -> Vec<Self::Outcome> {
         self.catalog.begin_change();
-        let stage = |job: &Job| {
-            job.write
-                .iter()
-                .filter_map(|file| self.stage(file).transpose())
-                .collect()
-        };
-        let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
-        let change = |(job, staged): (&Job, Result<_, _>)| {
-            staged
-                .and_then(|files| self.move_into_place(files))
-                .and_then(|()| self.remove_all(&job.remove))
-        };
-        let outcomes = batch.iter().zip(staged).map(change).collect();
+        let staged: Vec<Result<Vec<_>, _>> = batch
+            .iter()
+            .map(|job| {
+                job.write
+                    .iter()
+                    .filter_map(|file| self.stage(file).transpose())
+                    .collect()
+            })
+            .collect();
+        let outcomes = batch
+            .iter()
+            .zip(staged)
+            .map(|(job, staged)| {
+                staged
+                    .and_then(|files| self.move_into_place(files))
+                    .and_then(|()| self.remove_all(&job.remove))
+            })
+            .collect();
         self.catalog.end_change();
         outcomes
     }
@@ -77,7 +82,7 @@ impl Directory {
             written => written,
         };
         let temporary = written.map_err(CdiError::io("write", &self.path.join(&file.name)))?;
-        // Whatever the umask is.
+        // Independent of the umask.
         self.access
             .apply(temporary.as_file())
             .map_err(|error| CdiError::Access(Arc::new(error)))?;

@@ -52,7 +52,7 @@ async fn collisions(dir: &CdiDir, names: &[String]) -> Vec<Collision> {
 }
 
 #[tokio::test]
-async fn files_have_the_configured_mode_and_group() {
+async fn files_have_configured_mode_and_group() {
     use std::os::unix::fs::MetadataExt;
     let home = Home::new();
     let open = |access| CdiDir::open_with(&home.path(), &[], DAEMON, access);
@@ -116,7 +116,7 @@ async fn files_are_written_listed_and_removed() {
 }
 
 #[tokio::test]
-async fn many_callers_at_once_are_all_served() {
+async fn concurrent_callers_are_all_served() {
     let home = Home::new();
     let dir = home.open();
     let names: Vec<_> = (0..64).map(|n| format!("u{n}")).collect();
@@ -135,7 +135,7 @@ async fn many_callers_at_once_are_all_served() {
 }
 
 #[tokio::test]
-async fn a_file_with_the_same_bytes_is_not_written_again() {
+async fn unchanged_file_is_not_rewritten() {
     let home = Home::new();
     let dir = home.open();
     let (same, other) = (file("a", "1"), file("a", "2"));
@@ -154,7 +154,7 @@ async fn a_file_with_the_same_bytes_is_not_written_again() {
 }
 
 #[tokio::test]
-async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
+async fn missing_or_altered_file_is_rewritten() {
     let home = Home::new();
     let dir = home.open();
     let file = file("a", "1");
@@ -176,7 +176,7 @@ async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
 
 /// Claims could not be unprepared while the directory was missing, since its sync failed and only a write created it again.
 #[tokio::test]
-async fn of_a_directory_that_went_away_every_file_is_removed() {
+async fn remove_succeeds_without_the_directory() {
     let home = Home::new();
     let dir = home.open();
     dir.write(vec![file("a", "1")]).await.unwrap();
@@ -224,7 +224,7 @@ async fn files_of_others_are_not_ours() {
 }
 
 #[tokio::test]
-async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind() {
+async fn refused_file_does_not_block_others() {
     let home = Home::new();
     home.put(&file("b", "1").name, "# another program's\n");
     let dir = home.open();
@@ -241,7 +241,7 @@ async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind
 }
 
 #[tokio::test]
-async fn what_a_crash_left_half_written_is_swept_at_the_start() {
+async fn leftover_temporary_files_are_removed() {
     let home = Home::new();
     home.put(".nodedock-cb1cffee-7-1.tmp", "half");
     home.put(".other.tmp", "theirs");
@@ -250,7 +250,7 @@ async fn what_a_crash_left_half_written_is_swept_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
+async fn unknown_identity_version_is_still_ours() {
     let home = Home::new();
     home.put("x.yaml", "# nodedock.dev/claim: {\"version\":99}\n{}\n");
     let dir = home.open();
@@ -268,7 +268,7 @@ async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
 }
 
 #[tokio::test]
-async fn a_device_of_another_program_with_the_same_name_is_found() {
+async fn foreign_device_name_collision_is_found() {
     let home = Home::new();
     let dir = home.open();
     let record = claim_with_uid("a", one(with_env("A", "1")));
@@ -300,7 +300,7 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
 }
 
 #[tokio::test]
-async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
+async fn daemons_keep_each_others_files() {
     let home = Home::new();
     let (one, file) = (home.open(), file("a", "1"));
     let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".db").unwrap();
@@ -330,7 +330,7 @@ async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
 }
 
 #[tokio::test]
-async fn what_a_cut_left_of_our_file_is_still_ours() {
+async fn truncated_own_file_is_rewritten() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
     dir.write(vec![file.clone()]).await.unwrap();
@@ -346,9 +346,9 @@ async fn what_a_cut_left_of_our_file_is_still_ours() {
 const DEVICE: &str = "gpu.example.com/claim=a-gpu-0";
 const THEIRS: &str = "cdiVersion: 0.5.0\nkind: gpu.example.com/claim\ndevices:\n- name: a-gpu-0\n";
 
-/// Of two files runtimes take the one of the later directory, and refuse the device if they are of one directory.
+/// Runtimes use, of two files with a device, the one in the later directory. They refuse the device if both files are in one directory.
 #[tokio::test]
-async fn directories_before_ours_are_overridden_and_those_after_it_are_not() {
+async fn only_later_directories_cause_collisions() {
     let home = Home::new();
     let directory = |name: &str| home.0.path().join(name);
     ["before", "after"]
@@ -391,7 +391,7 @@ async fn directories_before_ours_are_overridden_and_those_after_it_are_not() {
 
 /// `/var/run/cdi` and `/run/cdi` are one directory on most nodes: what we wrote was found to collide with itself.
 #[tokio::test]
-async fn our_directory_under_another_name_is_no_other_directory() {
+async fn own_directory_alias_causes_no_collision() {
     let home = Home::new();
     std::fs::create_dir_all(home.path()).unwrap();
     let link = home.0.path().join("link");
@@ -410,8 +410,7 @@ async fn our_directory_under_another_name_is_no_other_directory() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or_all_are_looked_at()
-{
+async fn file_altered_in_place_is_reread() {
     let home = Home::new();
     let dir = home.open();
     let device = [DEVICE.to_owned()];
@@ -440,7 +439,7 @@ async fn a_file_that_is_altered_in_its_place_is_read_again_when_it_is_touched_or
 }
 
 #[tokio::test]
-async fn own_changes_are_distinguished_from_other_changes() {
+async fn foreign_changes_are_distinguished_from_own() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
     assert!(dir.is_as_left(&file.name), "it is not there, and was not");
@@ -503,7 +502,7 @@ async fn copies_of_our_files_are_strays() {
 }
 
 #[tokio::test]
-async fn a_foreign_file_keeps_no_other_from_being_removed() {
+async fn foreign_file_does_not_block_removal() {
     let home = Home::new();
     let (dir, ours) = (home.open(), file("a", "1"));
     dir.write(vec![ours.clone()]).await.unwrap();

@@ -99,7 +99,7 @@ const FEATURES: [Feature; 10] = [
 
 proptest! {
     #[test]
-    fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in any::<[bool; FEATURES.len()]>()) {
+    fn spec_requires_highest_used_version(chosen in any::<[bool; FEATURES.len()]>()) {
         let (mut spec, mut needed) = (valid(), CdiVersion::V0_3_0);
         for ((name, change, version), _) in FEATURES.into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
             change(&mut spec);
@@ -110,7 +110,7 @@ proptest! {
         prop_assert_eq!(validate(&spec), Ok(()));
     }
 
-    /// Whatever a driver says: either there is no file, or one that libraries take, with a name for each device.
+    /// Any answer of a driver makes either no file, or a file that libraries accept, with a name for each device.
     #[test]
     fn what_is_rendered_is_valid(
         uid in "[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?",

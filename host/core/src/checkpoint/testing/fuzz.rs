@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::format::{self, RECORD_VERSION, Stored, Table};
+use super::record::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{
     AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
@@ -15,8 +15,8 @@ use nodedock_model::{
 
 /// Checks that a record round-trips.
 pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
-    let value = format::value_of(record).expect("a record of ours can be written");
-    let read: R = format::decode(Stored::of_this_release(&value), UPGRADES.records)
+    let value = record::value_of(record).expect("a record of ours can be written");
+    let read: R = record::decode(Stored::of_this_release(&value), UPGRADES.records)
         .expect("what was written can be read");
     assert!(
         read == *record,
@@ -75,15 +75,15 @@ pub fn letters() -> Vec<(&'static str, u8)> {
 }
 
 fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: Stored<'_>) -> bool {
-    let decode = |value: Stored<'_>| format::decode::<R>(value, UPGRADES.records);
+    let decode = |value: Stored<'_>| record::decode::<R>(value, UPGRADES.records);
     let Ok(record) = decode(value) else {
         return false;
     };
-    let written = format::value_of(&record).expect("what was read can be written");
+    let written = record::value_of(&record).expect("what was read can be written");
     let again = decode(Stored::of_this_release(&written)).expect("what was written can be read");
     check_same("written and read again", &json(&record), &json(&again));
     let carried =
-        format::carry_over(table, value, &written).expect("what was read has something to carry");
+        record::carry_over(table, value, &written).expect("what was read has something to carry");
     let kept =
         decode(Stored::of_this_release(&carried)).expect("what was carried over can be read");
     check_same("with what was carried over", &json(&record), &json(&kept));

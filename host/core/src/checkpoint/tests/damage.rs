@@ -38,7 +38,7 @@ async fn is_set_aside(home: &Home) -> String {
 }
 
 #[tokio::test]
-async fn garbage_and_a_truncated_file_are_set_aside_under_names_of_their_own() {
+async fn damaged_files_are_set_aside_separately() {
     let home = Home::new();
     filled(&home).await;
     let whole = std::fs::read(home.path()).unwrap();
@@ -81,7 +81,7 @@ async fn another_programs_database_is_set_aside() {
 
 /// The log goes with its file, and one without a file is not taken for the new file's.
 #[tokio::test]
-async fn a_log_is_set_aside_with_its_file_or_alone() {
+async fn log_is_set_aside_with_file() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
     checkpoint.commit(vec![put(1)]).await.unwrap();
@@ -114,7 +114,7 @@ async fn a_log_is_set_aside_with_its_file_or_alone() {
 }
 
 #[tokio::test]
-async fn an_empty_file_is_a_new_one() {
+async fn empty_file_counts_as_new() {
     let home = Home::new();
     prepare_file(&home, b"");
     assert!(home.open().set_aside.is_none());
@@ -123,7 +123,7 @@ async fn an_empty_file_is_a_new_one() {
 /// Flips bytes all over the file: opening always returns a checkpoint, no record is another than it was, and a file that is set aside is
 /// unchanged.
 #[tokio::test]
-async fn no_damaged_byte_prevents_the_start_or_changes_a_record() {
+async fn damaged_bytes_never_prevent_opening() {
     let home = Home::new();
     filled(&home).await;
     let whole = std::fs::read(home.path()).unwrap();
@@ -156,7 +156,7 @@ async fn no_damaged_byte_prevents_the_start_or_changes_a_record() {
 }
 
 #[tokio::test]
-async fn a_newer_format_is_refused_by_name_and_left_alone() {
+async fn newer_format_is_refused_unchanged() {
     let home = Home::new();
     filled(&home).await;
     sign(&raw(&home), 3, "nodedock 9.0.0");
@@ -187,7 +187,7 @@ async fn a_newer_format_is_refused_by_name_and_left_alone() {
 }
 
 #[tokio::test]
-async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
+async fn unreadable_record_is_reported_and_kept() {
     let home = Home::new();
     filled(&home).await;
     let cases = [
@@ -266,7 +266,7 @@ async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
 }
 
 #[tokio::test]
-async fn of_two_records_with_one_key_the_first_counts_and_the_other_is_reported() {
+async fn first_record_of_duplicate_key_wins() {
     let home = Home::new();
     filled(&home).await;
     let copy = "INSERT INTO records (kind, key, version, checksum, record)
@@ -285,7 +285,7 @@ async fn of_two_records_with_one_key_the_first_counts_and_the_other_is_reported(
 }
 
 #[tokio::test]
-async fn more_records_than_several_threads_parse_at_a_time_are_read_in_the_order_of_the_file() {
+async fn records_are_read_in_file_order() {
     let (home, many) = (Home::new(), super::super::format::BATCH * 6 + 7);
     let checkpoint = home.open().checkpoint;
     checkpoint
@@ -324,7 +324,7 @@ async fn more_records_than_several_threads_parse_at_a_time_are_read_in_the_order
 }
 
 #[tokio::test]
-async fn a_record_under_anothers_key_is_not_taken_for_it() {
+async fn record_under_wrong_key_is_skipped() {
     let home = Home::new();
     filled(&home).await;
     let record = serde_json::to_string(&claim(7, "test")).unwrap();
@@ -338,7 +338,7 @@ async fn a_record_under_anothers_key_is_not_taken_for_it() {
 }
 
 #[tokio::test]
-async fn what_is_damaged_or_missing_is_named_to_a_reader_and_left_alone() {
+async fn damaged_file_is_reported_unchanged() {
     let home = Home::new();
     assert!(matches!(read(&home.path()), Err(ReadError::Io { .. })));
     prepare_file(&home, b"garbage");
@@ -351,7 +351,7 @@ async fn what_is_damaged_or_missing_is_named_to_a_reader_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_directory_in_the_files_place_is_an_error_and_stays() {
+async fn directory_instead_of_file_is_refused() {
     let home = Home::new();
     std::fs::create_dir_all(home.path().join("precious")).unwrap();
     assert!(matches!(open(&home.path()), Err(OpenError::Io { .. })));
@@ -387,7 +387,7 @@ fn of_offers() -> Vec<(Table, Uid, Change)> {
 }
 
 #[tokio::test]
-async fn an_offer_in_a_bad_form_is_named_and_kept() {
+async fn malformed_offer_is_reported_and_kept() {
     for (table, key, change) in of_offers() {
         for (version, record, why) in [
             (1, "{", "EOF"),
@@ -422,7 +422,7 @@ async fn an_offer_in_a_bad_form_is_named_and_kept() {
 }
 
 #[tokio::test]
-async fn an_offer_under_another_key_is_unreadable() {
+async fn offer_under_wrong_key_is_skipped() {
     for (table, _, change) in of_offers() {
         // The one record of its kind says nothing of its key.
         if table == Table::Mechanisms {

@@ -45,7 +45,7 @@ pub(super) struct Image {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DiskState {
     image: Image,
     ops: Vec<Op>,
     /// Failure of writes and syncs.
@@ -56,17 +56,17 @@ struct State {
 
 /// Handles to the same disk.
 #[derive(Debug, Clone)]
-pub(super) struct Disk(Arc<Shared>);
+pub(super) struct Disk(Arc<SharedDisk>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedDisk {
     number: u64,
-    state: Mutex<State>,
+    state: Mutex<DiskState>,
 }
 
-static DISKS: LazyLock<Mutex<HashMap<u64, Weak<Shared>>>> = LazyLock::new(Mutex::default);
+static DISKS: LazyLock<Mutex<HashMap<u64, Weak<SharedDisk>>>> = LazyLock::new(Mutex::default);
 
-impl Drop for Shared {
+impl Drop for SharedDisk {
     fn drop(&mut self) {
         DISKS.lock().unwrap().remove(&self.number);
     }
@@ -81,11 +81,11 @@ impl Disk {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         register();
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let state = Mutex::new(State {
+        let state = Mutex::new(DiskState {
             image,
-            ..State::default()
+            ..DiskState::default()
         });
-        let shared = Arc::new(Shared { number, state });
+        let shared = Arc::new(SharedDisk { number, state });
         DISKS
             .lock()
             .unwrap()
@@ -97,7 +97,7 @@ impl Disk {
         format!("/{}/checkpoint.db", self.0.number).into()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.state.lock().unwrap()
     }
 
@@ -239,7 +239,7 @@ thread_local! {
 #[repr(C)]
 struct OpenFile {
     base: ffi::sqlite3_file,
-    /// From `Box::into_raw`; freed by `close`.
+    /// Pointer from `Box::into_raw`; `close` frees it.
     file: *mut (Disk, Name),
 }
 
@@ -459,7 +459,7 @@ unsafe extern "C" fn sector_size(_: *mut ffi::sqlite3_file) -> c_int {
     c_int::try_from(SECTOR).unwrap()
 }
 
-/// Of SQLite's own VFS on Linux: a write does not change the bytes around it.
+/// Returns the characteristics of SQLite's own VFS on Linux: a write does not change the bytes around it.
 unsafe extern "C" fn device_characteristics(_: *mut ffi::sqlite3_file) -> c_int {
     ffi::SQLITE_IOCAP_POWERSAFE_OVERWRITE
 }

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 
-use super::power::{State, model, open_on, put_claim, put_pod, records_on, start, start_on};
+use super::power::{RecordMap, model, open_on, put_claim, put_pod, records_on, start, start_on};
 use super::*;
 
 /// Number of operations that may succeed before one fails: more than a commit has.
@@ -13,11 +13,11 @@ const CREDITS: usize = 24;
 
 /// A failed commit is not in the file for a reader of it, and the next one writes over it.
 #[tokio::test]
-async fn a_probe_and_a_close_leave_nothing_of_a_failed_commit() {
+async fn probe_and_close_erase_failed_commit() {
     for with_probe in [true, false] {
         for credit in 0..CREDITS {
             let (disk, _, checkpoint) = start();
-            let mut state = State::new();
+            let mut state = RecordMap::new();
             let first = [put_claim(1, "old")];
             checkpoint.commit(first.to_vec()).await.unwrap();
             model(&mut state, &first);
@@ -42,7 +42,7 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
     let (disk, born, checkpoint) = start();
     let first = [put_claim(1, "old"), put_claim(2, "old")];
     checkpoint.commit(first.to_vec()).await.unwrap();
-    let mut believed = State::new();
+    let mut believed = RecordMap::new();
     model(&mut believed, &first);
     let mut allowed = vec![believed.clone()];
     let refused = [
@@ -81,7 +81,7 @@ async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
 }
 
 #[tokio::test]
-async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_refused() {
+async fn power_loss_preserves_acknowledged_commits() {
     let mut traces = 0;
     for first in 0..CREDITS {
         for second in 0..CREDITS {
@@ -97,7 +97,7 @@ async fn power_loss_after_failures_leaves_what_was_acknowledged_or_one_of_the_re
 }
 
 #[tokio::test]
-async fn an_unreadable_value_is_kept_once_whatever_became_of_the_commit_that_kept_it() {
+async fn unreadable_value_is_kept_once() {
     for credit in 0..CREDITS {
         let (disk, _, checkpoint) = start();
         checkpoint.close().await;
@@ -152,7 +152,7 @@ fn changes(request: &[(u8, usize)], words: &str) -> Vec<Change> {
 
 async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
     let (disk, born, checkpoint) = start();
-    let mut believed = State::new();
+    let mut believed = RecordMap::new();
     for (number, step) in steps.into_iter().enumerate() {
         match step.credit {
             Some(credit) => disk.refuse(io::ErrorKind::StorageFull, credit),
@@ -209,7 +209,7 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn after_a_success_the_file_is_as_if_failed_commits_had_never_been(
+    fn success_erases_earlier_failed_commits(
         steps in proptest::collection::vec(step(), 1..16),
         seed in any::<u32>(),
     ) {

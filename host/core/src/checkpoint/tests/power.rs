@@ -24,7 +24,7 @@ pub(super) fn open_on(disk: &Disk) -> Database {
 }
 
 /// Records by key: for a claim the cause of its last transition, for a pod the names of its containers.
-pub(super) type State = BTreeMap<(Table, Uid), String>;
+pub(super) type RecordMap = BTreeMap<(Table, Uid), String>;
 
 fn claim_entry(claim: &ClaimRecord) -> ((Table, Uid), String) {
     (
@@ -43,7 +43,7 @@ fn pod_entry(pod: &PodRecord) -> ((Table, Uid), String) {
 }
 
 /// Returns the records on a disk.
-pub(super) fn records_on(image: Image) -> State {
+pub(super) fn records_on(image: Image) -> RecordMap {
     let disk = Disk::with(image);
     let mut database = open_on(&disk);
     assert_eq!(database.check().unwrap(), Ok(()));
@@ -57,7 +57,7 @@ pub(super) fn records_on(image: Image) -> State {
         .collect()
 }
 
-pub(super) fn model(state: &mut State, changes: &[Change]) {
+pub(super) fn model(state: &mut RecordMap, changes: &[Change]) {
     for change in changes {
         match change {
             Change::PutClaim(claim) => state.extend([claim_entry(claim)]),
@@ -106,8 +106,8 @@ fn scenario() -> Vec<Vec<Change>> {
 }
 
 /// Returns the states of a disk after each of the commits, beginning with the empty one.
-fn states_after(commits: &[Vec<Change>]) -> Vec<State> {
-    let mut states = vec![State::new()];
+fn states_after(commits: &[Vec<Change>]) -> Vec<RecordMap> {
+    let mut states = vec![RecordMap::new()];
     for changes in commits {
         let mut state = states.last().unwrap().clone();
         model(&mut state, changes);
@@ -129,7 +129,7 @@ fn images(born: &Image, ops: &[Op], at: usize) -> Vec<Image> {
 
 /// Commits, and copies the log into the file every few of them.
 #[tokio::test]
-async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
+async fn power_loss_never_splits_a_commit() {
     let (disk, born, checkpoint) = start();
     let (commits, mut acknowledged) = (scenario(), vec![0]);
     // Number of operations when each commit was acknowledged.
@@ -167,7 +167,7 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
 
 /// Several requests are committed together; each of them is complete, and they are in the order of the calls.
 #[tokio::test]
-async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowledged() {
+async fn power_loss_preserves_concurrent_commits() {
     let (disk, born, checkpoint) = start();
     let commits = scenario();
     let mut waiting = Vec::new();
@@ -203,7 +203,7 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
 }
 
 #[tokio::test]
-async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
+async fn writer_recovers_from_full_disk() {
     for credit in [0, 1, 2, 3, 5, 8] {
         let (disk, _, checkpoint) = start();
         checkpoint.commit(vec![put(1)]).await.unwrap();
@@ -240,7 +240,7 @@ async fn a_full_disk_refuses_and_the_writer_goes_on_when_there_is_room() {
 }
 
 #[tokio::test]
-async fn a_read_only_disk_is_distinguished_from_a_full_one() {
+async fn read_only_disk_is_distinguished() {
     let (disk, _, checkpoint) = start();
     disk.refuse(io::ErrorKind::ReadOnlyFilesystem, 0);
     let error = checkpoint.commit(vec![put(1)]).await.unwrap_err();

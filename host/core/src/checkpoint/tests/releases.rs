@@ -113,7 +113,7 @@ async fn commit(home: &Home, changes: Vec<Change>) {
 }
 
 #[tokio::test]
-async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
+async fn unchanged_records_keep_unknown_fields() {
     let home = with_records_of_the_future().await;
     let Opened {
         dump:
@@ -149,7 +149,7 @@ async fn what_is_written_unchanged_is_in_the_file_as_a_newer_release_left_it() {
 }
 
 #[tokio::test]
-async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
+async fn changed_records_keep_unknown_fields() {
     let home = with_records_of_the_future().await;
     let future = future_value(&full_claim());
     let mut record = read(&home.path()).unwrap().claims.remove(0);
@@ -259,7 +259,7 @@ async fn of_an_older_format() -> Home {
 }
 
 #[tokio::test]
-async fn an_older_file_and_its_records_are_brought_up_to_date() {
+async fn older_file_is_upgraded() {
     let home = of_an_older_format().await;
     let opened = open_with(&home.path(), &FROM_OLD).unwrap();
     let states: Vec<_> = opened
@@ -304,7 +304,7 @@ async fn an_older_file_and_its_records_are_brought_up_to_date() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_too_old_is_refused_by_name_and_left_alone() {
+async fn too_old_file_is_refused_unchanged() {
     let home = of_an_older_format().await;
     let before = std::fs::read(home.path()).unwrap();
     let error = open(&home.path()).err().unwrap();
@@ -333,7 +333,7 @@ async fn a_file_that_is_too_old_is_refused_by_name_and_left_alone() {
 }
 
 #[tokio::test]
-async fn an_upgrade_that_fails_leaves_the_file_as_it_was() {
+async fn failed_upgrade_leaves_file_unchanged() {
     fn fail(connection: &rusqlite::Connection) -> rusqlite::Result<()> {
         rename_the_table(connection)?;
         connection.execute_batch("INSERT INTO nowhere VALUES (1)")
@@ -362,7 +362,7 @@ fn verify_with(home: &Home, upgrades: &Upgrades) -> Vec<ClaimRecord> {
 }
 
 #[tokio::test]
-async fn a_file_of_this_format_is_read() {
+async fn current_format_fixture_is_read() {
     let home = Home::new();
     std::fs::create_dir_all(home.path().parent().unwrap()).unwrap();
     std::fs::copy(format!("{FIXTURES}/checkpoint-v1.db"), home.path()).unwrap();
@@ -377,7 +377,7 @@ async fn a_file_of_this_format_is_read() {
 }
 
 #[test]
-fn steps_lead_from_version_to_version_or_not_at_all() {
+fn upgrade_path_is_complete_or_absent() {
     let steps = [(1u32, "1 to 2"), (2, "2 to 3")];
     assert_eq!(upgrade::path(&steps, 1, 3), Some(vec!["1 to 2", "2 to 3"]));
     assert_eq!(upgrade::path(&steps, 3, 3), Some(vec![]));

@@ -56,7 +56,7 @@ impl Story {
 }
 
 #[test]
-fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
+fn consecutive_failures_start_a_quarantine() {
     let mut story = Story::new();
     story.fail_times(Operation::Prepare, FAILURES_MAX - 1);
     assert_eq!(story.left(), None);
@@ -73,7 +73,7 @@ fn failures_in_a_row_hold_the_driver_and_fewer_do_not() {
 }
 
 #[test]
-fn a_success_between_failures_of_a_function_breaks_their_row() {
+fn success_resets_failures_of_its_function() {
     let mut story = Story::new();
     for _ in 0..10 {
         story.fail_times(Operation::Prepare, FAILURES_MAX - 1);
@@ -83,9 +83,9 @@ fn a_success_between_failures_of_a_function_breaks_their_row() {
     assert_eq!(story.left(), None);
 }
 
-/// A driver that answered each look well and trapped in each prepare was never left alone.
+/// A driver that answered each discover and trapped in each prepare was never quarantined.
 #[test]
-fn a_success_does_not_speak_for_other_functions() {
+fn success_keeps_failures_of_other_functions() {
     let mut story = Story::new();
     for _ in 0..FAILURES_MAX {
         assert_eq!(story.left(), None);
@@ -107,7 +107,7 @@ fn a_success_does_not_speak_for_other_functions() {
 }
 
 #[test]
-fn each_probe_that_fails_doubles_the_time_up_to_the_longest() {
+fn failed_probe_doubles_period_to_maximum() {
     let mut story = Story::quarantined();
     let since = story.quarantine.period().unwrap().since;
     for doubled in [10, 20, 40, 80, 160, 300, 300] {
@@ -119,7 +119,7 @@ fn each_probe_that_fails_doubles_the_time_up_to_the_longest() {
 }
 
 #[test]
-fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
+fn quarantine_ends_when_a_probe_succeeds() {
     let mut story = Story::quarantined();
     let probe = story.probe();
     story.fail(probe, Operation::Prepare);
@@ -135,7 +135,7 @@ fn a_probe_that_succeeds_ends_it_and_the_next_begins_with_the_shortest_time() {
 }
 
 #[test]
-fn a_probe_that_is_cancelled_lets_another_call_probe() {
+fn cancelled_probe_admits_another() {
     let mut story = Story::quarantined();
     let first = story.probe();
     story.quarantine.cancelled(first);
@@ -148,7 +148,7 @@ fn a_probe_that_is_cancelled_lets_another_call_probe() {
 }
 
 #[test]
-fn calls_that_began_before_neither_end_nor_lengthen_it() {
+fn earlier_calls_do_not_affect_quarantine() {
     let mut story = Story::quarantined();
     story.fail(Admitted::Ordinary, Operation::Prepare);
     story
@@ -158,7 +158,7 @@ fn calls_that_began_before_neither_end_nor_lengthen_it() {
 }
 
 #[test]
-fn an_operator_ends_it_also_while_a_probe_runs() {
+fn operator_ends_quarantine_during_probe() {
     let mut story = Story::quarantined();
     let probe = story.probe();
     assert!(story.quarantine.resume());
@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_there_is_one_probe_at_most_and_every_hold_is_bounded(steps in steps()) {
+    fn probes_and_periods_stay_bounded(steps in steps()) {
         let (mut story, mut open) = (Story::new(), Vec::new());
         for step in &steps {
             let before = story.quarantine.period().cloned();

@@ -13,8 +13,8 @@ use super::prepare_retry::{CalledDriver, DriverRevision};
 use super::previous_versions::PreviousVersions;
 use super::retries::Retries;
 use super::timed_calls::{in_time, unprepare};
-use super::values::RecordedValues;
 use crate::driver::{Call, ClaimDriver, Driver, all_failed, skipped};
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
@@ -30,10 +30,12 @@ pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 type Callee = Result<(Driver, Arc<dyn ClaimDriver>), Problem>;
 pub(super) type Callees = BTreeMap<DriverName, Callee>;
 
-/// Whether the calls cannot change the node.
+/// Returns whether the calls cannot change the node.
 pub(super) fn are_pure(callees: &Callees) -> bool {
-    let is_pure = |callee: &Callee| callee.as_ref().is_ok_and(|(_, driver)| driver.is_pure());
-    !callees.is_empty() && callees.values().all(is_pure)
+    !callees.is_empty()
+        && callees
+            .values()
+            .all(|callee| callee.as_ref().is_ok_and(|(_, driver)| driver.is_pure()))
 }
 
 /// The calls for some work: each driver, with the indexes and the records of its claims.
@@ -138,24 +140,23 @@ impl DriverCalls {
         call: &Call,
     ) -> Vec<Vec<UnprepareResult>> {
         let calls = batches(work).map(|(driver, indexes, records)| async move {
-            let of_driver = |record: &ClaimRecord| {
+            let found = records.into_iter().filter_map(|record| {
                 let mut of_driver = record.driver_record(driver)?;
                 of_driver.claim.progress = self.values.progress_for(&record.id.uid, driver);
-                Some(of_driver)
-            };
-            let found = records.into_iter().filter_map(|record| Some((record, of_driver(record)?)));
+                Some((record, of_driver))
+            });
             let (records, claims): (Vec<_>, Vec<_>) = found.unzip();
             let started = Instant::now();
             let ends = self.unprepare_with(driver, &records, &claims, call).await;
             let duration_us = micros(started);
-            let result = |(record, end): (&&ClaimRecord, Result<(), Problem>)| {
+            let results = records.iter().zip(ends).map(|(record, end)| {
                 if let Err(problem) = &end {
                     let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
                     tracing::warn!(%driver, %claim, %request, code, %problem, "claim not unprepared");
                 }
                 (driver.clone(), end, duration_us)
-            };
-            (indexes, records.iter().zip(ends).map(result).collect())
+            });
+            (indexes, results.collect())
         });
         by_claim(work, join_all(calls).await)
     }
@@ -178,7 +179,7 @@ impl DriverCalls {
         };
         let mut ends = unprepare(name, claim_driver.as_ref(), claims, call).await;
         failpoint::pass(Point::UnprepareAnswered);
-        if let Some(previous) = self.registry.stored_drivers() {
+        if let Some(previous) = self.registry.instances.stored_drivers() {
             let versions = PreviousVersions {
                 serving: &driver,
                 previous: previous.as_ref(),
@@ -198,25 +199,24 @@ impl DriverCalls {
     ) -> Vec<(DriverResult, Option<CalledDriver>)> {
         failpoint::pass(Point::PrepareCall);
         let started = Instant::now();
-        let claim = |record: &&ClaimRecord| DriverClaim {
+        let claims = records.iter().map(|record| DriverClaim {
             reserved_for: record.consumers(),
             progress: self.values.progress_for(&record.id.uid, name),
             ..record.driver_claim(name)
-        };
-        let claims: Vec<_> = records.iter().map(claim).collect();
-        let uids = || claims.iter().map(|claim| &claim.id.uid);
+        });
+        let claims: Vec<_> = claims.collect();
+        let uids = claims.iter().map(|claim| &claim.id.uid);
         let (by, called, mut outcomes) = match callee {
-            Err(problem) => (None, None, all_failed(uids(), problem)),
+            Err(problem) => (None, None, all_failed(uids, problem)),
             Ok((driver, claim_driver)) => {
                 let called = (DriverRevision::of(driver), driver.identity.clone());
-                let outcomes =
-                    in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
+                let outcomes = in_time(name, call, uids, claim_driver.prepare(call, &claims)).await;
                 (Some(prepared_by(driver)), Some(called), outcomes)
             }
         };
         failpoint::pass(Point::PrepareAnswered);
         let duration_us = micros(started);
-        let result = |record: &&ClaimRecord| {
+        let results = records.iter().map(|record| {
             let outcome = outcomes
                 .remove(&record.id.uid)
                 .unwrap_or_else(|| Err(skipped(&record.id.uid)));
@@ -233,8 +233,8 @@ impl DriverCalls {
                 },
                 called.clone(),
             )
-        };
-        records.iter().map(result).collect()
+        });
+        results.collect()
     }
 }
 

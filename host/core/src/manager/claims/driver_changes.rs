@@ -1,5 +1,5 @@
-//! What driver changes leave behind: stored code that no claim needs any more, claims with devices that their driver does not have any
-//! more, and claims without their driver.
+//! Effects of driver changes: stored code that no claim needs any more, claims with devices that their driver does not have any more, and
+//! claims without their driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,14 +10,12 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
 
 use super::name_few;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    Changed, ChangedKind, ClaimRecord, DriverName, Inventory, Problem, ProblemCode,
-};
+use nodedock_model::{Changed, ChangedKind, DriverName, Inventory, Problem, ProblemCode};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
@@ -106,7 +104,7 @@ impl DriverChanges {
         if checks.code || checks.everything || !checks.drivers.is_empty() {
             self.forget_code();
         }
-        let serving = self.registry.all_serving();
+        let serving = self.registry.instances.all();
         for driver in &serving {
             let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else {
                 continue;
@@ -128,9 +126,10 @@ impl DriverChanges {
             }
         }
         // The devices of a driver that does not serve are not known.
-        let is_absent =
-            |name: &DriverName| !serving.iter().any(|driver| driver.identity.name == *name);
-        for name in with_condition.extract_if(.., |name| is_absent(name)) {
+        let absent = with_condition.extract_if(.., |name| {
+            serving.iter().all(|driver| driver.identity.name != *name)
+        });
+        for name in absent {
             self.conditions
                 .clear(ProblemCode::ClaimDevicesGone, name.as_str());
         }
@@ -153,9 +152,10 @@ impl DriverChanges {
                 self.conditions.set(driver.as_str(), problem);
             }
         }
-        let is_absent = |subject: &str| absent.contains_key(subject);
         self.conditions
-            .retain(ProblemCode::ClaimDriverGone, is_absent);
+            .retain(ProblemCode::ClaimDriverGone, |subject| {
+                absent.contains_key(subject)
+            });
     }
 
     /// Drivers of claims that have no source, with their claims.
@@ -165,19 +165,19 @@ impl DriverChanges {
             self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver)
         });
         let table = self.records.table();
-        let with_claims = |driver: DriverName| {
+        let absent = drivers.into_iter().filter_map(|driver| {
             let records = table
                 .claims_of_driver(&driver)
                 .filter(|record| record.drivers.contains_key(&driver));
             let claims: Vec<_> = records.map(|record| record.id.to_string()).collect();
             (!claims.is_empty()).then_some((driver, claims))
-        };
-        drivers.into_iter().filter_map(with_claims).collect()
+        });
+        absent.collect()
     }
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
     pub(crate) fn forget_code(&self) {
-        let Some(stored) = self.registry.stored_drivers() else {
+        let Some(stored) = self.registry.instances.stored_drivers() else {
             return;
         };
         for digest in stored.idle() {
@@ -190,14 +190,12 @@ impl DriverChanges {
     /// Devices of a driver's claims that it does not have, each with a claim that holds it.
     fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
         let table = self.records.table();
-        let is_prepared = |record: &&Arc<ClaimRecord>| {
-            record
-                .drivers
-                .get(driver)
-                .is_some_and(|part| part.prepared.is_some())
-        };
         let mut lost = BTreeMap::new();
-        for record in table.claims_of_driver(driver).filter(is_prepared) {
+        let prepared = table.claims_of_driver(driver).filter(|record| {
+            let part = record.drivers.get(driver);
+            part.is_some_and(|part| part.prepared.is_some())
+        });
+        for record in prepared {
             let devices = record.allocation.of_driver(driver);
             for device in
                 devices.filter(|device| inventory.device(&device.pool, &device.device).is_none())

@@ -22,7 +22,7 @@ use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::moved::{Moved, first_moved};
 use crate::edit_sources::EditSources;
 use crate::hardware::Hardware;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
 use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
@@ -30,9 +30,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    ClaimRecord, ClaimState, DriverKind, PreparedClaim, PreparedDevice, Problem, ProblemCode, Uid,
-};
+use nodedock_model::{ClaimRecord, ClaimState, DriverKind, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -58,12 +56,12 @@ const DIRECTORIES: &str = "CDI directories";
 
 /// Devices that a problem names: its message is one line.
 const DEVICES_NAMED_MAX: usize = 3;
-/// After this time a claim that was locked is checked again.
+/// Time after which a locked claim is checked again.
 const LOCKED_WAIT: Duration = Duration::from_millis(100);
-/// Without a watch everything is checked again and again: after so many times the duration of a check.
+/// Interval between checks of everything without a watch, as a multiple of the duration of a check.
 const SWEEP_REST: u32 = 10;
 
-/// Whether the device nodes in claims' files have to be checked.
+/// State of the device nodes in claims' files: whether they have to be checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Nodes {
     /// A prepare has just checked them.
@@ -71,7 +69,7 @@ pub(super) enum Nodes {
     Unchecked,
 }
 
-/// When claims with conditions are checked again.
+/// Time of the next check of claims with conditions.
 struct Recheck {
     at: Option<Instant>,
     backoff: Backoff,
@@ -85,7 +83,7 @@ impl Recheck {
         }
     }
 
-    /// Whether it is time; `plan` sets the next time.
+    /// Returns whether the check is due, and clears its time; `plan` sets the next one.
     fn is_due(&mut self, now: Instant) -> bool {
         self.at.take_if(|at| *at <= now).is_some()
     }
@@ -155,7 +153,8 @@ impl SpecFiles {
         }
     }
 
-    /// What the CDI files of plugins give by the name of a device, as the directories were read last.
+    /// Returns the device nodes and network interfaces that the CDI files of plugins give for a device name, as of the last read of the
+    /// directories.
     pub(super) fn given(&self, device: &str) -> Vec<Given> {
         self.cdi.given(device)
     }
@@ -229,13 +228,13 @@ impl SpecFiles {
                 .map(|record| record.id.uid.clone())
                 .collect::<Vec<_>>(),
         );
-        let find = move || {
+        let look = tokio::task::spawn_blocking(move || {
             let found = with_sources.iter().filter_map(|record| {
                 Some((record.id.uid.clone(), unsafe_source(record, &hardware)?))
             });
             found.collect()
-        };
-        match tokio::time::timeout(LOOK_WALL, tokio::task::spawn_blocking(find)).await {
+        });
+        match tokio::time::timeout(LOOK_WALL, look).await {
             Ok(Ok(found)) => found,
             Ok(Err(_)) | Err(_) => {
                 let message = format!(
@@ -578,14 +577,17 @@ impl SpecFiles {
     }
 
     pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
-        let names = |record: &Arc<ClaimRecord>| {
-            let drivers = record.allocation.drivers().into_iter();
-            drivers
-                .map(|driver| cdi::file_name(driver, &record.id.uid))
-                .collect::<Vec<_>>()
-        };
-        self.remove_files_named(gone.iter().flat_map(names).collect())
-            .await
+        self.remove_files_named(
+            gone.iter()
+                .flat_map(|record| {
+                    let drivers = record.allocation.drivers().into_iter();
+                    drivers
+                        .map(|driver| cdi::file_name(driver, &record.id.uid))
+                        .collect::<Vec<_>>()
+                })
+                .collect(),
+        )
+        .await
     }
 
     pub(super) async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
@@ -615,24 +617,17 @@ fn find_wrong(
     records: &[Arc<ClaimRecord>],
 ) -> (Vec<Uid>, Result<(), CdiError>) {
     let surveyed = cdi.survey_all();
-    let is_current = |record: &ClaimRecord| {
-        cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
-    };
-    let is_wrong = |record: &&Arc<ClaimRecord>| {
-        !is_current(record)
+    let wrong = records.iter().filter(|record| {
+        !cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
             || !wrong_files(metadata, &settings.metadata, record).is_empty()
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
             || moved(record, &settings.hardware).is_some()
             || unsafe_source(record, &settings.hardware).is_some()
             || !stale_files(record).is_empty()
-    };
+    });
     (
-        records
-            .iter()
-            .filter(is_wrong)
-            .map(|record| record.id.uid.clone())
-            .collect(),
+        wrong.map(|record| record.id.uid.clone()).collect(),
         surveyed,
     )
 }
@@ -654,12 +649,12 @@ fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
         .drivers
         .keys()
         .flat_map(|driver| cdi::cdi_devices(record, driver));
-    let wanted = |(device, mut names): (&PreparedDevice, Vec<String>)| {
+    let names = devices.flat_map(|(device, mut names)| {
         // Our own name comes first.
         let theirs = names.split_off(usize::from(device.access.edits().is_some()));
         if ours { names } else { theirs }
-    };
-    devices.flat_map(wanted).collect()
+    });
+    names.collect()
 }
 
 /// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.
@@ -716,21 +711,16 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     )
 }
 
-/// Whether container edits of a WebAssembly driver name files of the node.
+/// Returns whether container edits of a WebAssembly driver name files of the node.
 fn has_sources(record: &ClaimRecord) -> bool {
-    let edits_of = |prepared: &PreparedClaim| {
-        let of_devices = prepared
-            .devices
-            .iter()
-            .filter_map(|device| device.access.edits());
-        of_devices
+    let prepared = record.drivers.values().filter_map(|part| part.current());
+    let mut edits = prepared.flat_map(|prepared| {
+        let devices = prepared.devices.iter();
+        devices
+            .filter_map(|device| device.access.edits())
             .chain([&prepared.edits])
-            .any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
-    };
-    record
-        .drivers
-        .values()
-        .any(|part| part.current().is_some_and(edits_of))
+    });
+    edits.any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
 }
 
 /// The source of a mount, or the program of a hook, that others may exchange now, or that is something else than it was. A response would repeat its path.
@@ -776,7 +766,7 @@ mod tests {
     /// Claims that got conditions one after the other, each within a second of the one before, postponed the check of all of them until the
     /// periodic sweep.
     #[tokio::test(start_paused = true)]
-    async fn new_conditions_do_not_postpone_the_check_of_older_ones() {
+    async fn new_conditions_do_not_postpone_checks() {
         let mut recheck = Recheck::new();
         recheck.plan(true);
         let (step, mut due) = (CDI_RETRY_MIN * 3 / 4, Vec::new());

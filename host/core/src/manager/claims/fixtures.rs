@@ -66,22 +66,24 @@ pub(crate) fn claim(text: &str, devices: &[&str], pods: &[&ObjectRef]) -> Claim 
     }
 }
 
-/// What a driver makes of its devices of a claim.
+/// Returns a driver's result for its devices of a claim.
 pub(crate) fn prepared(devices: &[AllocatedDevice], memo: &str) -> PreparedClaim {
-    let one = |device: &AllocatedDevice| PreparedDevice {
-        requests: vec![device.base_request().to_owned()],
-        pool: device.pool.clone(),
-        device: device.device.clone(),
-        share_id: device.share_id.clone(),
-        access: DeviceAccess::Edits(Edits {
-            env: vec![("MEMO".to_owned(), memo.to_owned())],
-            ..Default::default()
-        }),
-        status: None,
-        attributes: None,
-    };
     PreparedClaim {
-        devices: devices.iter().map(one).collect(),
+        devices: devices
+            .iter()
+            .map(|device| PreparedDevice {
+                requests: vec![device.base_request().to_owned()],
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                share_id: device.share_id.clone(),
+                access: DeviceAccess::Edits(Edits {
+                    env: vec![("MEMO".to_owned(), memo.to_owned())],
+                    ..Default::default()
+                }),
+                status: None,
+                attributes: None,
+            })
+            .collect(),
         memo: memo.into(),
         ..Default::default()
     }

@@ -1,8 +1,9 @@
-//! What a claim keeps from others because of what its containers really get: device nodes and network interfaces, of container edits or of the CDI
-//! files that a native plugin wrote.
+//! Holds of a claim that follow from what its containers really get: device nodes and network interfaces, from container edits or from the
+//! CDI files that a native plugin wrote.
 //!
-//! It is known only after a prepare. A claim that would get what another one has is refused then, and its driver unprepares it. What a device
-//! gave is remembered, so that the next claim of that device is decided before its driver is called, and an allocator offers it to no claim.
+//! These holds are known only after a prepare. A claim that would get what another claim has is refused then, and its driver unprepares it.
+//! The manager remembers what a device gave, so that the next claim of that device is decided before its driver is called, and an allocator
+//! offers the device to no claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use parking_lot::Mutex;
 use super::files::SpecFiles;
 use super::machine::{self, DerivedKey, DeviceFacts, DriverResult};
 use super::overlap;
-use super::table::device_key;
 use crate::driver::Published;
 use crate::driver::moved::have_moved;
 use crate::hardware::Hardware;
 use crate::hardware_keys;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
+use crate::records::table::device_key;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_model::{
@@ -35,13 +36,13 @@ pub struct Holds {
     registry: Registry,
     hardware: Hardware,
     given: Mutex<AllGiven>,
-    /// What follows for every device, until something changes.
+    /// Cached holds of all devices, valid until their basis changes.
     holds: Mutex<(Basis, Arc<Vec<HardwareHolds>>)>,
 }
 
 #[derive(Default)]
 struct AllGiven {
-    /// By `driver/pool/device`.
+    /// Keys that devices gave at their last prepare, by `driver/pool/device`.
     devices: BTreeMap<String, Given>,
     /// Counts changes.
     revision: u64,
@@ -50,7 +51,7 @@ struct AllGiven {
 #[derive(Debug, Clone, PartialEq)]
 struct Given {
     name: FullName,
-    /// As the driver had it: one that has changed may give something else.
+    /// Device as its driver described it then: a device that has changed may give something else.
     device: Option<Device>,
     keys: Vec<DerivedKey>,
 }
@@ -58,21 +59,21 @@ struct Given {
 /// A device of a driver.
 type FullName = (DriverName, PoolName, DeviceName);
 
-/// What a device keeps from others by the hardware behind it.
+/// Holds of a device on the hardware behind it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HardwareHolds {
     pub driver: DriverName,
     pub pool: PoolName,
     pub device: DeviceName,
-    /// If a claim has the device, or a share of one that allows several allocations.
+    /// Holds of a claim that has the device, or a share of a device that allows several allocations.
     pub holds: Vec<Hold>,
 }
 
-/// What the holds of all devices follow from.
+/// Inputs from which the holds of all devices follow.
 #[derive(Default)]
 struct Basis {
     published: Vec<(DriverName, Arc<Published>)>,
-    /// Of what was given.
+    /// Revision of [`AllGiven`].
     revision: u64,
 }
 
@@ -143,7 +144,10 @@ impl Holds {
         pool: &str,
         device: &str,
     ) -> DeviceFacts {
-        let found = self.registry.device_and_counters(driver, pool, device);
+        let found = self
+            .registry
+            .instances
+            .device_and_counters(driver, pool, device);
         let derived = self.remembered(
             &device_key(driver, pool, device),
             found.as_ref().map(|(found, _)| found),
@@ -165,7 +169,7 @@ impl Holds {
             uids.filter_map(|uid| table.claim(uid.as_str()).cloned())
                 .collect()
         };
-        let moved = |record: &Arc<ClaimRecord>| {
+        let moved = known.iter().map(|record| {
             let parts = record.drivers.iter();
             let parts = parts.filter(|(_, part)| {
                 part.current()
@@ -175,12 +179,8 @@ impl Holds {
                 record.id.uid.clone(),
                 parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>(),
             )
-        };
-        known
-            .iter()
-            .map(moved)
-            .filter(|(_, drivers)| !drivers.is_empty())
-            .collect()
+        });
+        moved.filter(|(_, drivers)| !drivers.is_empty()).collect()
     }
 
     /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
@@ -196,33 +196,37 @@ impl Holds {
         let overlapping = facts
             .hold(driver, pool, device)
             .map(|hold| overlap::in_the_way(&table, &hold));
-        let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
-        let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
+        let others: Vec<_> = overlapping
+            .into_iter()
+            .flatten()
+            .filter(|claim| holders.iter().all(|holder| holder.uid != claim.uid))
+            .collect();
         holders.extend(others);
         holders
     }
 
-    /// Whether devices of a driver fit beside each other and those of all claims, by what they take of counters.
+    /// Returns whether devices of a driver fit beside each other and those of all claims, by their use of counters.
     pub(in crate::manager) fn fit_together(
         &self,
         driver: &DriverName,
         devices: impl Iterator<Item = (PoolName, DeviceName)>,
     ) -> bool {
-        let hold = |(pool, device): (PoolName, DeviceName)| {
-            self.facts(driver, pool.as_str(), device.as_str()).hold(
-                driver,
-                pool.as_str(),
-                device.as_str(),
-            )
-        };
-        let holds: Vec<_> = devices.filter_map(hold).collect();
+        let holds: Vec<_> = devices
+            .filter_map(|(pool, device)| {
+                self.facts(driver, pool.as_str(), device.as_str()).hold(
+                    driver,
+                    pool.as_str(),
+                    device.as_str(),
+                )
+            })
+            .collect();
         holds.is_empty() || overlap::fits(&self.records.table(), &holds)
     }
 
-    /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
+    /// Returns the holds of all drivers' devices on their hardware: those that drivers declare, and those of what their containers got.
     pub fn of_hardware(&self) -> Arc<Vec<HardwareHolds>> {
         let basis = Basis {
-            published: self.registry.published(),
+            published: self.registry.instances.published(),
             revision: self.given.lock().revision,
         };
         let mut known = self.holds.lock();
@@ -252,7 +256,7 @@ impl Holds {
                 );
             }
         }
-        let holds = |(driver, pool, device): FullName| {
+        let holds = names.into_iter().map(|(driver, pool, device)| {
             let facts = self.facts(&driver, pool.as_str(), device.as_str());
             let holds = facts.hardware_holds(&driver, facts.allow_multiple_allocations);
             HardwareHolds {
@@ -261,12 +265,8 @@ impl Holds {
                 device,
                 holds,
             }
-        };
-        names
-            .into_iter()
-            .map(holds)
-            .filter(|found| !found.holds.is_empty())
-            .collect()
+        });
+        holds.filter(|found| !found.holds.is_empty()).collect()
     }
 
     /// Adds what containers get of a claim to what it holds, in the table. Refuses the results of drivers that give what another claim has.
@@ -301,8 +301,8 @@ impl Holds {
         let mut holds = record.holds.clone();
         let mut table = self.records.table();
         for result in results.iter_mut().filter(|result| result.outcome.is_ok()) {
-            let is_of = |driver: &DriverName| *driver == result.driver;
-            let mut derived = machine::holds_of(&record.allocation, is_of, facts);
+            let mut derived =
+                machine::holds_of(&record.allocation, |driver| *driver == result.driver, facts);
             derived.retain(|hold| hold.derived);
             if let Some((holder, key)) = table.conflict(&record.id.uid, record.made_for(), &derived)
             {
@@ -329,7 +329,7 @@ impl Holds {
         (held, results)
     }
 
-    /// What each device of a claim gives, by `driver/pool/device`.
+    /// Returns the keys of what each device of a claim gives, by `driver/pool/device`.
     async fn given_by(
         &self,
         record: &ClaimRecord,
@@ -356,7 +356,7 @@ impl Holds {
         let pools: BTreeSet<_> = prepared.devices.iter().map(|device| &device.pool).collect();
         let control: Vec<_> = pools
             .into_iter()
-            .filter_map(|pool| self.registry.control_nodes(driver, pool))
+            .filter_map(|pool| self.registry.instances.control_nodes(driver, pool))
             .collect();
         let keys = |nodes: &[DeviceNode], interfaces: &[NetDevice]| {
             let mut keys = Vec::new();
@@ -410,7 +410,10 @@ impl Holds {
                     found.extend(keys(&file.device_nodes, &file.net_devices)?);
                 }
             }
-            let device = self.registry.device(driver, pool.as_str(), name.as_str());
+            let device = self
+                .registry
+                .instances
+                .device(driver, pool.as_str(), name.as_str());
             // What the driver declares it holds anyway.
             found.retain(|found| {
                 device

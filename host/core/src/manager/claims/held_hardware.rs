@@ -10,11 +10,11 @@ pub(super) fn check(
     drivers: &[DriverName],
     held: &BTreeMap<String, (ExtendedResource, String)>,
 ) -> Result<(), Problem> {
-    let is_called = |of: &Option<DriverName>| of.as_ref().is_some_and(|of| drivers.contains(of));
-    let found = record.holds.iter().filter(|hold| is_called(&hold.driver));
-    let found = found
-        .filter_map(|hold| Some((hold, held.get(&hold.key)?)))
-        .next();
+    let mut called = record.holds.iter().filter(|hold| {
+        let of = hold.driver.as_ref();
+        of.is_some_and(|of| drivers.contains(of))
+    });
+    let found = called.find_map(|hold| Some((hold, held.get(&hold.key)?)));
     let Some((hold, (resource, id))) = found else {
         return Ok(());
     };
@@ -62,7 +62,7 @@ mod tests {
     use nodedock_model::{ClaimState, Hold, ProblemKind};
 
     #[test]
-    fn hardware_of_a_pod_from_before_an_adapter_is_refused_to_the_drivers_that_are_called() {
+    fn hardware_of_earlier_pods_is_refused() {
         let id = claim("one", &["vfio/0"], &[&pod("a")]).id;
         let mut record = ClaimRecord::new(id, ClaimState::Preparing, "boot-1");
         let key = "pci:0000:3b:02.1".to_owned();

@@ -26,9 +26,9 @@ use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
 use super::unprepare::Unprepares;
 use crate::cdi;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
 use crate::manager::request::{complete, interrupted};
+use crate::records::RecordStore;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
@@ -330,11 +330,11 @@ impl KubeletClaims {
 
 /// The claim of a request for one driver's part.
 enum PartOf {
-    /// By a kubelet, which gives the claim's name.
+    /// Request of a kubelet, which gives the claim's name.
     Named(ObjectRef),
-    /// By a kubelet's device manager: there is no object.
+    /// Request of a kubelet's device manager: there is no object.
     Given(Claim),
-    /// Before a kubelet knows it.
+    /// Request before a kubelet knows the claim.
     Early(Claim),
 }
 
@@ -347,7 +347,7 @@ impl PartOf {
     }
 }
 
-/// What a kubelet is answered for a driver's part.
+/// Returns the answer to a kubelet for a driver's part.
 fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
     let prepared = record.drivers.get(driver)?.current()?;
     let devices = cdi::cdi_devices(record, driver)

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::table::ClaimTable;
 use super::{name_few, overlap};
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
     KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim,
@@ -26,7 +26,7 @@ pub use unprepare::{
     released, roll_back, unprepare,
 };
 
-/// Who requests a claim.
+/// Requester of a claim.
 #[derive(Debug, Clone, Copy)]
 pub enum Holder<'a> {
     /// All of it.
@@ -206,7 +206,8 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
     }
 }
 
-/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
+/// Returns whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had
+/// files.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
     let is_rest = || {
         let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
@@ -231,7 +232,7 @@ fn is_leaving(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
         || known.leaving().any(|(driver, _)| wanted.contains(driver))
 }
 
-/// Whether all requested parts were prepared in this boot, and their device nodes are unchanged.
+/// Returns whether all requested parts were prepared in this boot, and their device nodes are unchanged.
 fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let is_current = |driver: &DriverName| {
         known
@@ -395,13 +396,10 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
                 .get(driver)
                 .is_some_and(|part| is_of_this_boot(part))
     };
-    // Holds of no driver were written by an older release, for all drivers at once.
-    let all_new = standing.drivers.keys().all(is_new);
-    let is_known = |hold: &Hold| standing.drivers.keys().any(|driver| hold.is_of(driver));
     // A part that was unprepared leaves its holds while the claim exists: requested again, it must not get them twice.
-    let stays = |hold: &&Hold| match wanted.iter().find(|driver| hold.is_of(driver)) {
-        Some(driver) => !is_new(driver),
-        None => is_known(hold) || !all_new,
+    let stays = |hold: &&Hold| {
+        let mut new = wanted.iter().filter(|driver| is_new(driver));
+        !new.any(|driver| hold.is_of(driver))
     };
     let mut holds: Vec<_> = standing.holds.iter().filter(stays).cloned().collect();
     holds.extend(holds_of(request.allocation, is_new, request.facts));
@@ -511,12 +509,12 @@ pub fn finish_prepare(
     PrepareEnd::Open(Arc::new(record), problem)
 }
 
-/// Whether a part is requested, and not prepared in this boot.
+/// Returns whether a part is requested, and not prepared in this boot.
 fn is_open(part: &DriverPart) -> bool {
     !part.leaving && part.current().is_none()
 }
 
-/// Whether the driver has done nothing that stays, and will not.
+/// Returns whether the driver has refused the part for good and left nothing prepared.
 fn is_refused_for_good(part: &DriverPart) -> bool {
     // What it prepared is another claim's: the claim must not keep it while it waits.
     let is_final =

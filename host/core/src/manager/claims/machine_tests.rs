@@ -1,4 +1,4 @@
-//! The decisions one by one; `properties` tries histories of them, and `table` what they stand on.
+//! Tests of the decisions one by one; `properties` tests sequences of them, and `table` the claim table below them.
 
 mod kubelet;
 mod node;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::fixtures::{allocation, claim, driver, permanent, pod, prepared, transient, uid};
 use super::machine::*;
-use super::table::ClaimTable;
+use crate::records::table::ClaimTable;
 use nodedock_model::{
     Again, Claim, ClaimRecord, ClaimState, Consumer, DriverName, Hold, ObjectRef, PreparedClaim,
     Problem, limit,
@@ -63,7 +63,7 @@ fn waits(step: PrepareStep) -> Problem {
     }
 }
 
-/// What a claim holds; an identity is held for the gpu.
+/// Returns a hold of a claim; an identity is held for the driver `gpu`.
 fn hold(key: &str, shared: bool) -> Hold {
     let of = Some(driver("gpu")).filter(|gpu| !key.starts_with(gpu.as_str()));
     Hold {
@@ -111,7 +111,7 @@ fn unpreparing(claim: &Claim, pod: &ObjectRef) -> ClaimTable {
 }
 
 #[test]
-fn admission_says_what_is_wrong_with_a_claim() {
+fn admission_refuses_invalid_claims() {
     let (a, b) = (pod("a"), pod("b"));
     let good = claim("one", &["gpu/0"], &[&a]);
     let with = |change: fn(&mut Claim)| {
@@ -209,7 +209,7 @@ fn admission_says_what_is_wrong_with_a_claim() {
 }
 
 #[test]
-fn a_claim_holds_its_devices_and_their_identities() {
+fn claim_holds_devices_and_identities() {
     let facts = |_: &DriverName, _: &str, device: &str| DeviceFacts {
         allow_multiple_allocations: device == "many",
         identity: if device == "0" {
@@ -240,7 +240,7 @@ fn a_claim_holds_its_devices_and_their_identities() {
 }
 
 #[test]
-fn a_claim_without_devices_is_prepared_without_a_driver() {
+fn claim_without_devices_needs_no_driver() {
     let a = pod("a");
     let (_, record) = prepared_for(&claim("none", &[], &[&a]), &a);
     assert_eq!(record.state, ClaimState::Prepared);
@@ -248,7 +248,7 @@ fn a_claim_without_devices_is_prepared_without_a_driver() {
 
 /// The second reboot overwrote in which boot a memo was written.
 #[test]
-fn a_refusal_after_a_reboot_keeps_the_claim_with_its_memo_and_the_memos_boot() {
+fn refusal_after_reboot_keeps_earlier_memo() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let (mut table, _) = prepared_for(&wanted, &a);
@@ -276,7 +276,7 @@ fn a_refusal_after_a_reboot_keeps_the_claim_with_its_memo_and_the_memos_boot() {
 }
 
 #[test]
-fn what_is_in_the_way_is_named() {
+fn conflicting_claim_is_named() {
     let (a, b) = (pod("a"), pod("b"));
     let one = claim("one", &["gpu/0"], &[&a]);
     let (table, _) = prepared_for(&one, &a);
@@ -313,7 +313,7 @@ fn what_is_in_the_way_is_named() {
 }
 
 #[test]
-fn shares_and_admin_access_are_not_in_the_way() {
+fn shares_and_admin_access_coexist() {
     let (a, b) = (pod("a"), pod("b"));
     let (table, _) = prepared_for(&claim("one", &["gpu/0#a"], &[&a]), &a);
     for (devices, free) in [
@@ -334,7 +334,7 @@ fn shares_and_admin_access_are_not_in_the_way() {
 /// A claim lost what it shared while its driver was away: the retry for another driver made its device exclusive, and it was
 /// refused for a sharer that was there all the time.
 #[test]
-fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
+fn holds_survive_driver_absence() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let shared = |_: &DriverName, _: &str, _: &str| DeviceFacts {
@@ -366,7 +366,7 @@ fn what_a_claim_holds_does_not_change_while_a_driver_is_away() {
 
 /// A device that was plugged in again has other numbers: what the claim's driver said of it before is void.
 #[test]
-fn a_claim_whose_device_nodes_moved_is_prepared_again_by_their_driver() {
+fn moved_nodes_cause_another_prepare() {
     let a = pod("a");
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let (mut table, before) = prepared_for(&wanted, &a);
@@ -416,7 +416,7 @@ fn a_claim_whose_device_nodes_moved_is_prepared_again_by_their_driver() {
 }
 
 #[test]
-fn missing_files_of_a_plugin_are_noted_once_until_they_are_there() {
+fn missing_plugin_files_are_noted_once() {
     let a = pod("a");
     let (_, record) = prepared_for(&claim("one", &["gpu/0"], &[&a]), &a);
     assert_eq!(note_files(&record, None, 5), None, "nothing was missing");
@@ -434,7 +434,7 @@ fn missing_files_of_a_plugin_are_noted_once_until_they_are_there() {
 
 /// A claim that a driver would not unprepare for a day had a history of nothing else.
 #[test]
-fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
+fn repeated_unprepares_share_one_history_entry() {
     let a = pod("a");
     let table = unpreparing(&claim("one", &["gpu/0", "nic/0"], &[&a]), &a);
     let mut record = table.claim("uid-one").unwrap().clone();
@@ -495,7 +495,7 @@ fn repeated_tries_of_an_unprepare_are_one_entry_for_each_driver() {
 }
 
 #[test]
-fn a_claim_is_rolled_back_only_if_nothing_can_have_been_done() {
+fn only_untouched_claims_are_rolled_back() {
     let (a, b) = (pod("a"), pod("b"));
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&a, &b]);
     let (record, _) = called(ask(&ClaimTable::default(), &wanted, &a, BOOT));
@@ -565,7 +565,7 @@ fn a_claim_is_rolled_back_only_if_nothing_can_have_been_done() {
 }
 
 #[test]
-fn a_claims_history_is_bounded_and_the_newest_stays() {
+fn claim_history_keeps_newest_entries() {
     let (a, b) = (pod("a"), pod("b"));
     let wanted = claim("one", &["gpu/0"], &[&a, &b]);
     let (mut table, _) = prepared_for(&wanted, &a);

@@ -1,10 +1,10 @@
-//! Whether the devices of a claim fit beside those of other claims: counters of pools, capacities of shared devices, and compatibility
-//! groups. A scheduler decides the same from slices that may be old, and a kubelet does not look. Pure.
+//! Checks whether the devices of a claim fit beside those of other claims: counters of pools, capacities of shared devices, and
+//! compatibility groups. A scheduler decides the same from slices that may be old, and a kubelet does not check. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::name_few;
-use super::table::ClaimTable;
+use crate::records::table::ClaimTable;
 use nodedock_model::{Hold, ObjectRef, Problem, ProblemCode, Use, quantity};
 
 /// Claims that a problem names.
@@ -68,7 +68,7 @@ pub(super) fn check(table: &ClaimTable, id: &ObjectRef, holds: &[Hold]) -> Resul
     Ok(())
 }
 
-/// Whether devices that no claim has yet fit, by themselves and beside those of all claims.
+/// Returns whether devices that no claim has yet fit, by themselves and beside those of all claims.
 pub(super) fn fits(table: &ClaimTable, holds: &[Hold]) -> bool {
     let things: BTreeSet<&str> = holds
         .iter()
@@ -93,16 +93,18 @@ fn check_one(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), O
 }
 
 fn users<'a>(claim: Option<&'a ObjectRef>, holds: &'a [Hold], thing: &str) -> Vec<User<'a>> {
-    let of_hold = |hold: &'a Hold| {
-        let used = hold.uses.iter().filter(|used| used.of == thing);
-        used.map(|used| User {
-            claim,
-            device: &hold.key,
-            used,
+    holds
+        .iter()
+        .flat_map(|hold| {
+            let used = hold.uses.iter().filter(|used| used.of == thing);
+            used.map(|used| User {
+                claim,
+                device: &hold.key,
+                used,
+            })
+            .collect::<Vec<_>>()
         })
-        .collect::<Vec<_>>()
-    };
-    holds.iter().flat_map(of_hold).collect()
+        .collect()
 }
 
 fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
@@ -140,7 +142,7 @@ fn check_amounts(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(
     })
 }
 
-/// What does not fit by itself never fits.
+/// Returns the problem of a claim that does not fit. Without other claims it is permanent: the claim never fits.
 fn problem(code: ProblemCode, message: String, others: &[User<'_>]) -> Problem {
     match others.is_empty() {
         true => Problem::invalid(code, message),
@@ -168,29 +170,19 @@ fn sum<'a>(thing: &str, users: impl Iterator<Item = &'a User<'a>>) -> i128 {
     by_device.into_values().fold(0, i128::saturating_add)
 }
 
-/// What is no quantity is more than anything has.
+/// Parses a quantity. Text that is no quantity counts as more than anything has.
 fn amount(text: &str) -> i128 {
     quantity::nanos(text).unwrap_or(i128::MAX)
 }
 
 /// All devices at a counter set have a group in common, or none has any.
 fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
-    let groups = |user: &User<'_>| {
-        user.used
-            .groups
-            .iter()
-            .cloned()
-            .collect::<BTreeSet<String>>()
-    };
-    let fit = |users: &mut dyn Iterator<Item = &User<'_>>| {
-        let all: Vec<_> = users.map(groups).collect();
-        let common = all.iter().skip(1).fold(
-            all.first().cloned().unwrap_or_default(),
-            |common, groups| &common & groups,
-        );
-        all.iter().all(BTreeSet::is_empty) || !common.is_empty()
-    };
-    if fit(&mut own.iter().chain(others)) {
+    let all: Vec<_> = own.iter().chain(others).map(groups).collect();
+    let common = all.iter().skip(1).fold(
+        all.first().cloned().unwrap_or_default(),
+        |common, groups| &common & groups,
+    );
+    if all.iter().all(BTreeSet::is_empty) || !common.is_empty() {
         return Ok(());
     }
     let claim = own
@@ -198,15 +190,7 @@ fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<()
         .and_then(|user| user.claim)
         .map(ToString::to_string)
         .unwrap_or_default();
-    let shown = |users: &[User<'_>]| {
-        let all: BTreeSet<_> = users.iter().flat_map(groups).collect();
-        if all.is_empty() {
-            "none".to_owned()
-        } else {
-            all.into_iter().collect::<Vec<_>>().join(", ")
-        }
-    };
-    let (mine, theirs) = (shown(own), shown(others));
+    let (mine, theirs) = (shown_groups(own), shown_groups(others));
     let message = match others.is_empty() {
         true => format!(
             "devices of claim {claim} at {thing} have no compatibility group in common: {mine}"
@@ -221,6 +205,23 @@ fn check_groups(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<()
         problem,
         others: !others.is_empty(),
     })
+}
+
+fn shown_groups(users: &[User<'_>]) -> String {
+    let all: BTreeSet<_> = users.iter().flat_map(groups).collect();
+    if all.is_empty() {
+        "none".to_owned()
+    } else {
+        all.into_iter().collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn groups(user: &User<'_>) -> BTreeSet<String> {
+    user.used
+        .groups
+        .iter()
+        .cloned()
+        .collect::<BTreeSet<String>>()
 }
 
 fn holders(others: &[User<'_>]) -> String {
@@ -242,7 +243,7 @@ mod tests {
     const DEVICES: usize = 5;
     const WHOLE: u32 = 10;
 
-    /// What a device takes of the only counter, and its groups.
+    /// Use of the only counter by a device, and the device's groups.
     type Taken = (u32, Vec<String>);
 
     fn facts_of(taken: &[Taken], device: &str) -> DeviceFacts {
@@ -290,7 +291,7 @@ mod tests {
         claim
     }
 
-    /// Whether claims fit together, by their devices alone.
+    /// Returns whether claims fit together, by their devices alone.
     fn fit(claims: &[&Vec<(usize, u32)>], taken: &[Taken]) -> bool {
         let all = || claims.iter().copied().flatten();
         let devices: BTreeSet<usize> = all().map(|(device, _)| *device).collect();
@@ -320,7 +321,7 @@ mod tests {
     proptest! {
         /// A claim is refused if and only if the claims that are there and it do not fit, and it may wait if it fits alone.
         #[test]
-        fn claims_are_prepared_as_long_as_they_fit(
+        fn claims_are_refused_unless_they_fit(
             taken in taken(),
             steps in prop::collection::vec((0..6usize, prop::collection::vec((0..DEVICES, 0..7u32), 1..4)), 1..20),
         ) {
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_the_numbers_and_the_claims() {
+    fn refusal_names_amounts_and_claims() {
         let taken = [
             (6, Vec::new()),
             (5, Vec::new()),
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_in_the_way_of_a_device_that_does_not_fit_beside_them() {
+    fn conflicting_claims_of_device_are_found() {
         let taken = [(6, Vec::new()), (5, Vec::new()), (4, Vec::new())];
         let mut table = ClaimTable::default();
         table.put(Arc::new(record(&wanted("one", &[(0, 1)]), &taken)));

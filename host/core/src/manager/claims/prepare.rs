@@ -16,16 +16,16 @@ use super::held_hardware;
 use super::machine::{self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
-use super::table::Undo;
 use super::unprepare::Unprepares;
 use super::{ClaimEnd, ClaimOutcome, unrendered};
 use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::{Call, NodeFacts};
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
 use crate::manager::request::{interrupted, is_in_use};
+use crate::records::RecordStore;
+use crate::records::table::Undo;
 use crate::registry::{DRIVER_POLL_PERIOD, Registry};
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
@@ -45,12 +45,12 @@ struct ResolvedClaim {
 /// The request of a pod, and its claims.
 type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
 
-/// What a request has put into the table and not committed yet, because its drivers are pure: the results are committed with it.
+/// Changes that a request has made in the table and not committed yet, because its drivers are pure: the results are committed with them.
 #[derive(Default)]
 struct Uncommitted {
     /// Prepared claims that the request has joined.
     joined: Vec<Uid>,
-    /// Of the pod's record.
+    /// Changes of the pod's record.
     changes: Vec<Change>,
     undo: Undo,
 }
@@ -68,7 +68,7 @@ struct Plan {
     waiting: BTreeMap<Uid, Problem>,
     /// The earliest time at which a driver of a waiting claim may be called.
     wake: Option<Instant>,
-    /// Whether one of them waits for a driver that is being loaded.
+    /// True if one of them waits for a driver that is being loaded.
     is_loading: bool,
     undo: Undo,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Prepares {
     adapters: Option<Adapters>,
     source: Arc<dyn ClaimSource>,
     node: NodeFacts,
-    /// How long a prepare waits for a device that another claim holds.
+    /// Time for which a prepare waits for a device that another claim holds.
     exclusive_wait: Duration,
     tasks: Tasks,
 }
@@ -181,10 +181,12 @@ impl Prepares {
         reference: &ClaimReference,
     ) -> Result<Claim, Problem> {
         let (pod, name) = (&request.pod, &reference.claim_name);
-        let is_named =
-            |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
         // Claims of the request come first; of two with one name the later counts.
-        let claim = match inline.iter().rev().find(is_named) {
+        let claim = match inline
+            .iter()
+            .rev()
+            .find(|claim| claim.id.namespace == pod.namespace && claim.id.name == *name)
+        {
             Some(claim) => Some(self.with_shares(claim.clone())),
             None => self.source.claim(&pod.namespace, name).await?,
         };
@@ -221,14 +223,16 @@ impl Prepares {
                 .flat_map(|known| &known.allocation.devices)
                 .nth(place);
             if let Some(before) = before.filter(|before| device_of(before) == device_of(device)) {
-                // As when it was prepared, whatever the driver has published since.
+                // As when it was prepared, even if the driver has published other values since.
                 (device.share_id, device.consumed) =
                     (before.share_id.clone(), before.consumed.clone());
                 continue;
             }
-            let found =
-                self.registry
-                    .device(&device.driver, device.pool.as_str(), device.device.as_str());
+            let found = self.registry.instances.device(
+                &device.driver,
+                device.pool.as_str(),
+                device.device.as_str(),
+            );
             let Some(found) = found.filter(|found| found.allow_multiple_allocations) else {
                 continue;
             };
@@ -251,7 +255,7 @@ impl Prepares {
     ) -> (Vec<LockGuard<Uid>>, Plan) {
         let started = Instant::now();
         let mut freed = self.records.freed();
-        let mut serving = self.registry.serving_changes();
+        let mut serving = self.registry.instances.changes();
         let mut may_wait = true;
         loop {
             let locks = self.records.lock_claims(claims.keys().cloned()).await;
@@ -259,13 +263,11 @@ impl Prepares {
             serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
             // Who allocated such a claim may have another device for it.
-            let is_allocated_again = |(uid, problem): (&Uid, &Problem)| {
-                is_in_use(problem)
-                    && claims
-                        .get(uid)
-                        .is_some_and(|claim| self.source.allocates(&claim.id))
-            };
-            if may_wait && plan.waiting.iter().any(is_allocated_again) {
+            let is_allocated_again = plan.waiting.iter().any(|(uid, problem)| {
+                let claim = claims.get(uid);
+                is_in_use(problem) && claim.is_some_and(|claim| self.source.allocates(&claim.id))
+            });
+            if may_wait && is_allocated_again {
                 may_wait = false;
                 plan = self.decide(holder, claims, may_wait);
             }
@@ -344,10 +346,9 @@ impl Prepares {
                     plan.joined.push(record);
                 }
                 PrepareStep::Call { record, drivers } => {
-                    let by = |driver: &DriverName| {
+                    let record = machine::note_called(record, &drivers, |driver| {
                         Some(prepared_by(&self.registry.serving(driver).ok()?))
-                    };
-                    let record = machine::note_called(record, &drivers, by);
+                    });
                     plan.undo.put(&mut table, &record);
                     plan.work.push((record, drivers));
                 }
@@ -364,7 +365,7 @@ impl Prepares {
         plan
     }
 
-    /// Whether a driver that does not serve may do so soon.
+    /// Returns whether a driver that does not serve may do so soon.
     fn is_loading(&self, drivers: &[DriverName]) -> bool {
         let registry = &self.registry;
         drivers
@@ -372,7 +373,7 @@ impl Prepares {
             .any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
     }
 
-    /// Whether the drivers serve, and have the devices.
+    /// Checks that the drivers serve, and have the devices.
     fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
         for name in drivers {
             let driver = self.registry.serving(name)?;
@@ -446,12 +447,11 @@ impl Prepares {
             .files
             .check_prepared_files(&plan.known, Nodes::Checked)
             .await;
-        let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
-        ends.extend(
-            plan.known
-                .iter()
-                .map(|record| (record.id.uid.clone(), end(&record.id.uid))),
-        );
+        ends.extend(plan.known.iter().map(|record| {
+            let uid = &record.id.uid;
+            let end = failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
+            (uid.clone(), end)
+        }));
         if !plan.work.is_empty() {
             self.call_and_finish(holder, plan.work, &callees, uncommitted, call, &mut ends)
                 .await;
@@ -583,10 +583,9 @@ impl Prepares {
 
     /// Removes the files of claims that are in the table no more, and reports that they are gone.
     async fn forget_undone(&self, records: impl Iterator<Item = Arc<ClaimRecord>>) {
-        let is_gone = |record: &Arc<ClaimRecord>| {
-            self.records.table().claim(record.id.uid.as_str()).is_none()
-        };
-        let gone: Vec<_> = records.filter(is_gone).collect();
+        let gone: Vec<_> = records
+            .filter(|record| self.records.table().claim(record.id.uid.as_str()).is_none())
+            .collect();
         if let Err(problem) = self.files.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }

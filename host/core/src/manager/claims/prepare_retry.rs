@@ -1,4 +1,4 @@
-//! When a driver that failed to prepare a claim may be called for it again.
+//! Decides when a driver that failed to prepare a claim may be called for it again.
 //!
 //! Records failed prepares, and decides whether the next request is the same one and has to wait. In memory: after a restart each driver
 //! may be called once more. Pure: no clock, no IO, no task.
@@ -31,7 +31,7 @@ const PREPARE_RETRY_PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone)]
 pub(crate) struct DriverRevision {
     kind: DriverKind,
-    /// Of this loading or registration. A weak pointer keeps its address from being used again.
+    /// Identity of this loading or registration. A weak pointer keeps its address from being used again.
     instance: Weak<DriverIdentity>,
     published: Option<Weak<Published>>,
 }
@@ -53,7 +53,7 @@ impl DriverRevision {
         }
     }
 
-    /// Whether it is the same loading or registration, whatever devices it has.
+    /// Returns whether both are of the same loading or registration, regardless of their devices.
     pub(super) fn is_of_instance(&self, other: &Self) -> bool {
         self.instance.ptr_eq(&other.instance)
     }
@@ -69,9 +69,9 @@ impl PartialEq for DriverRevision {
     }
 }
 
-/// Whether a driver may be called for a claim now.
+/// Decision whether a driver may be called for a claim now.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum CallAdmission {
     Call,
     /// The driver named a delay, or failed several times.
     Later {
@@ -82,20 +82,20 @@ pub(super) enum Verdict {
     Never(Problem),
 }
 
-/// Combines the verdicts of the drivers that an intent calls: those that may not be called yet keep their problem. If one of them never
+/// Combines the admissions of the drivers that an intent calls: those that may not be called yet keep their problem. If one of them never
 /// prepares the claim, the others are not called.
 pub(super) fn admission(
     record: Arc<ClaimRecord>,
-    verdicts: Vec<(DriverName, Verdict)>,
+    admissions: Vec<(DriverName, CallAdmission)>,
     now: Instant,
 ) -> PrepareStep {
     let (mut drivers, mut postponed, mut soonest) =
         (Vec::new(), Vec::new(), None::<(Instant, Problem)>);
-    for (driver, verdict) in verdicts {
-        match verdict {
-            Verdict::Never(problem) => return PrepareStep::Refuse(problem),
-            Verdict::Call => drivers.push(driver),
-            Verdict::Later { at, problem } => {
+    for (driver, admission) in admissions {
+        match admission {
+            CallAdmission::Never(problem) => return PrepareStep::Refuse(problem),
+            CallAdmission::Call => drivers.push(driver),
+            CallAdmission::Later { at, problem } => {
                 if soonest.as_ref().is_none_or(|(known, _)| at < *known) {
                     soonest = Some((at, problem.clone()));
                 }
@@ -122,16 +122,16 @@ pub(super) struct PrepareRetry {
     pub(super) claim: ObjectRef,
     pub(super) driver: DriverName,
     pub(super) problem: Problem,
-    /// How often the driver failed this request.
+    /// Number of times that the driver failed this request.
     pub(super) attempts: u32,
-    /// When it failed last; milliseconds since the Unix epoch.
+    /// Time of the last failure; milliseconds since the Unix epoch.
     pub(super) at_ms: u64,
     /// The driver is not called before. None: the request or the driver must change.
     pub(super) again: Option<Instant>,
     /// None: a kubelet requested the claim.
     pod: Option<ObjectRef>,
     request: u64,
-    /// Of the driver that failed.
+    /// Revision of the driver that failed.
     pub(super) revision: DriverRevision,
     backoff: Backoff,
     /// Its place among all failures, by age.
@@ -148,8 +148,8 @@ pub(super) struct FailedPrepare<'a> {
 }
 
 impl FailedPrepare<'_> {
-    /// Whether only a change of the driver or the request helps. A native plugin reports such errors for whole calls, also while it waits
-    /// for the API server, and kubelets retry them all.
+    /// Returns whether only a change of the driver or the request helps. A native plugin reports such errors for whole calls, also while it
+    /// waits for the API server, and kubelets retry them all.
     fn is_final(&self) -> bool {
         self.revision.kind == DriverKind::Wasm && self.problem.kind.is_permanent()
     }
@@ -172,30 +172,30 @@ impl PrepareRetries {
         self.known.values()
     }
 
-    /// Whether a driver may be called. `request` is computed only if there is something to compare it with.
-    pub(super) fn verdict(
+    /// Decides whether a driver may be called. `request` is computed only if there is something to compare it with.
+    pub(super) fn admission_of(
         &self,
         claim: &Uid,
         driver: &DriverName,
         revision: &DriverRevision,
         request: impl FnOnce() -> DriverClaim,
         now: Instant,
-    ) -> Verdict {
+    ) -> CallAdmission {
         let Some(retry) = self
             .get(claim, driver)
             .filter(|retry| retry.revision == *revision)
         else {
-            return Verdict::Call;
+            return CallAdmission::Call;
         };
         if retry.request != self.hasher.hash_one(request()) {
-            return Verdict::Call;
+            return CallAdmission::Call;
         }
         match retry.again {
-            None => Verdict::Never(retry.problem.clone()),
-            Some(at) if at <= now => Verdict::Call,
+            None => CallAdmission::Never(retry.problem.clone()),
+            Some(at) if at <= now => CallAdmission::Call,
             Some(at) => {
                 let problem = retry.problem.clone().retry_after(round_up(at - now));
-                Verdict::Later { at, problem }
+                CallAdmission::Later { at, problem }
             }
         }
     }

@@ -98,8 +98,9 @@ fn previous_version<'a>(record: &'a ClaimRecord, serving: &Driver) -> Option<&'a
     (both_wasm && !by.digest.is_empty() && by.digest != identity.digest).then_some(by)
 }
 
-/// Whether the serving version will not answer otherwise. A quarantine's delay is not the driver's own, and a driver that only breaks down
-/// may never recover, so those get some tries. `tries`: earlier failed tries of this version.
+/// Returns whether the answer of the serving version is final. A quarantine's delay is not the driver's own, and a quarantined driver may
+/// never recover, so a quarantine becomes final after `FAILED_UNPREPARES_MAX` tries, as does a problem without a delay. `tries`: earlier
+/// failed tries of this version.
 fn is_final(problem: &Problem, tries: u32) -> bool {
     let is_broken = problem.kind.is_permanent() || problem.kind == ProblemKind::Internal;
     let names_time =
@@ -129,7 +130,7 @@ async fn call_version(
 fn not_loaded_in_time(call: &Call) -> Problem {
     let deadline_ms = call.deadline.as_millis();
     let message = format!(
-        "it was not loaded within {deadline_ms} ms; loading goes on, and the claim is retried"
+        "it was not loaded within {deadline_ms} ms; loading continues, and the claim is retried"
     );
     Problem::unavailable(ProblemCode::PredecessorNotLoaded, message)
 }
@@ -137,17 +138,17 @@ fn not_loaded_in_time(call: &Call) -> Problem {
 /// The problem of the serving version, with that of the previous one in its details.
 fn both(serving: &Problem, by: &PreparedBy, also: &Problem) -> Problem {
     let mut problem = serving.clone();
-    let mut add = |key: &str, value: &str| {
-        if problem.details.len() < limit::LABELS_MAX {
-            problem.details.push((key.to_owned(), value.to_owned()));
-        }
-    };
-    add(
-        "predecessor",
-        &format!("version {} ({})", by.version, by.digest),
-    );
-    add("predecessor-code", &also.code);
-    add("predecessor-problem", &also.message);
+    let version = format!("version {} ({})", by.version, by.digest);
+    let details = [
+        ("predecessor", version.as_str()),
+        ("predecessor-code", &also.code),
+        ("predecessor-problem", &also.message),
+    ];
+    let room = limit::LABELS_MAX.saturating_sub(problem.details.len());
+    let details = details.into_iter().take(room);
+    problem
+        .details
+        .extend(details.map(|(key, value)| (key.to_owned(), value.to_owned())));
     problem
 }
 
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_permanent_error_is_final_and_a_named_delay_is_not() {
+    fn permanent_error_is_final_unlike_delay() {
         let quarantined = || {
             Problem::unavailable(ProblemCode::DriverQuarantined, "quarantined")
                 .retry_after(std::time::Duration::from_secs(5))
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_problem_of_the_serving_version_stays_and_the_other_is_in_its_details() {
+    fn serving_versions_problem_takes_precedence() {
         let by = PreparedBy {
             kind: DriverKind::Wasm,
             version: "1.0.0".to_owned(),

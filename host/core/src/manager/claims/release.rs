@@ -8,14 +8,14 @@ use super::calls::DriverCalls;
 use super::files::SpecFiles;
 use super::machine;
 use super::retries::Retries;
-use super::table::Undo;
 use super::unprepare::Unprepares;
-use super::values::{RecordedValues, RestoreRequest, Restored};
 use crate::checkpoint::Change;
 use crate::driver::Call;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
 use crate::manager::request::complete;
+use crate::records::RecordStore;
+use crate::records::table::Undo;
+use crate::records::values::{RecordedValues, RestoreRequest, Restored};
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
@@ -25,7 +25,7 @@ use nodedock_model::{
     ReleaseRecord, Uid,
 };
 
-/// Which claim to release, and who requests it.
+/// Claim to release, and the caller that requests it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseRequest {
     pub namespace: ObjectName,
@@ -40,7 +40,7 @@ pub struct ReleaseRequest {
 pub struct ReleasePreview {
     pub record: Arc<ClaimRecord>,
     pub drivers: BTreeMap<DriverName, Result<(), Problem>>,
-    /// What would happen to the sysfs values that drivers changed, unless they restore them.
+    /// Outcome of a release for the sysfs values that drivers changed, unless the drivers restore them.
     pub values: Vec<PutBack>,
 }
 
@@ -70,13 +70,15 @@ impl Releases {
         }
     }
 
-    /// What a release would do.
+    /// Returns the effects that a release would have.
     pub async fn preview(&self, request: &ReleaseRequest) -> Result<ReleasePreview, Problem> {
         let record = self.find_claim(request)?;
         machine::check_release(&record)?;
-        let serves =
-            |driver: &DriverName| (driver.clone(), self.registry.serving(driver).map(drop));
-        let drivers = record.drivers.keys().map(serves).collect();
+        let drivers = record
+            .drivers
+            .keys()
+            .map(|driver| (driver.clone(), self.registry.serving(driver).map(drop)))
+            .collect();
         let (call, all, none) = (
             self.calls.driver_call("look".into()),
             |_: &_| true,

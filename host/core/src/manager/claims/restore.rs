@@ -1,8 +1,8 @@
-//! When the manager restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that
-//! failed to prepare the claim. A driver that unprepares what it prepared decides itself which values it leaves.
+//! Restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that failed to prepare
+//! the claim. A driver that unprepares what it prepared decides itself which values it leaves.
 
 use super::machine::UnprepareResult;
-use super::values::{RecordedValues, RestoreRequest, Restored};
+use crate::records::values::{RecordedValues, RestoreRequest, Restored};
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, DriverName};
 
@@ -14,10 +14,13 @@ impl RecordedValues {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let decided =
-            |driver: &DriverName| unprepared(results, driver) && was_prepared(record, driver);
-        self.restore(&record.id, |driver| !decided(driver), |_| false, request)
-            .await
+        self.restore(
+            &record.id,
+            |driver| !(unprepared(results, driver) && was_prepared(record, driver)),
+            |_| false,
+            request,
+        )
+        .await
     }
 
     /// Restores the values of drivers that unprepared a claim which they never prepared: their calls failed, and so may have their
@@ -28,11 +31,9 @@ impl RecordedValues {
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        let unfinished =
-            |driver: &DriverName| unprepared(results, driver) && !was_prepared(record, driver);
         self.restore(
             &record.id,
-            unfinished,
+            |driver| unprepared(results, driver) && !was_prepared(record, driver),
             |driver| !unprepared(results, driver),
             request,
         )
@@ -57,7 +58,7 @@ fn unprepared(results: &[UnprepareResult], driver: &DriverName) -> bool {
         .any(|(of, outcome, _)| of == driver && outcome.is_ok())
 }
 
-/// Whether a driver prepared the claim, in whatever boot.
+/// Returns whether a driver prepared the claim, in this or an earlier boot.
 fn was_prepared(record: &ClaimRecord, driver: &DriverName) -> bool {
     record
         .drivers

@@ -12,23 +12,23 @@ use tokio::time::Instant;
 
 use super::machine::{DriverResult, PrepareStep, UnprepareResult};
 use super::prepare_retry::{
-    self, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry, Verdict,
+    self, CallAdmission, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry,
 };
 use super::unprepare_retry::{Serving, UnprepareRetries};
-use super::values::RecordedValues;
-use crate::manager::records::RecordStore;
+use crate::records::RecordStore;
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem, Uid};
 
-/// When a driver is called again, or may be.
+/// Time at which a driver is called again, or may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Retry {
     Now,
     /// Milliseconds since the Unix epoch.
     At(u64),
-    /// As soon as the driver serves.
+    /// The driver is called as soon as it serves.
     WhenServing,
     /// Not until the request or the driver changes.
     WhenChanged,
@@ -66,7 +66,7 @@ pub struct RetryStatus {
 pub struct RefusedClaim {
     pub claim: ObjectRef,
     pub problem: Problem,
-    /// When it was refused last; milliseconds since the Unix epoch.
+    /// Time of the last refusal; milliseconds since the Unix epoch.
     pub at_ms: u64,
     pub retry: RetryStatus,
 }
@@ -77,7 +77,7 @@ pub struct ClaimView {
     pub record: Arc<ClaimRecord>,
     /// The sysfs values that its drivers changed.
     pub values: Option<ClaimValues>,
-    /// Of the drivers that are not done.
+    /// Retry status of the drivers that are not done.
     pub retries: Vec<RetryStatus>,
 }
 
@@ -114,13 +114,12 @@ impl Retries {
     }
 
     pub fn claim_view(&self, record: Arc<ClaimRecord>) -> ClaimView {
-        let leaving = |driver: &DriverName| record.is_part_leaving(driver);
         let open = record
             .drivers
             .iter()
             .filter(|(driver, part)| match record.state {
-                ClaimState::Prepared => leaving(driver),
-                ClaimState::Preparing => leaving(driver) || part.current().is_none(),
+                ClaimState::Prepared => record.is_part_leaving(driver),
+                ClaimState::Preparing => record.is_part_leaving(driver) || part.current().is_none(),
                 ClaimState::Unpreparing => true,
             });
         let retries = open
@@ -157,15 +156,16 @@ impl Retries {
                     .unwrap_or(now),
             ),
             Ok(revision) => {
-                let request = || record.driver_claim(driver);
-                match self
-                    .prepares
-                    .lock()
-                    .verdict(uid, driver, &revision, request, now)
-                {
-                    Verdict::Call => Retry::Now,
-                    Verdict::Later { at, .. } => Retry::at(at),
-                    Verdict::Never(_) => Retry::WhenChanged,
+                match self.prepares.lock().admission_of(
+                    uid,
+                    driver,
+                    &revision,
+                    || record.driver_claim(driver),
+                    now,
+                ) {
+                    CallAdmission::Call => Retry::Now,
+                    CallAdmission::Later { at, .. } => Retry::at(at),
+                    CallAdmission::Never(_) => Retry::WhenChanged,
                 }
             }
         };
@@ -205,7 +205,7 @@ impl Retries {
         }
     }
 
-    /// Whether the drivers need not back off.
+    /// Decides whether the drivers may be called now or have to back off.
     pub(super) fn admit_calls(
         &self,
         record: Arc<ClaimRecord>,
@@ -213,17 +213,22 @@ impl Retries {
     ) -> PrepareStep {
         let retries = self.prepares.lock();
         let now = Instant::now();
-        let verdict = |name: DriverName| {
+        let admissions = drivers.into_iter().map(|name| {
             let Ok(driver) = self.registry.serving(&name) else {
-                return (name, Verdict::Call);
+                return (name, CallAdmission::Call);
             };
             let revision = DriverRevision::of(&driver);
-            let request = || record.driver_claim(&name);
-            let verdict = retries.verdict(&record.id.uid, &name, &revision, request, now);
-            (name, verdict)
-        };
-        let verdicts: Vec<_> = drivers.into_iter().map(verdict).collect();
-        prepare_retry::admission(record, verdicts, now)
+            let admission = retries.admission_of(
+                &record.id.uid,
+                &name,
+                &revision,
+                || record.driver_claim(&name),
+                now,
+            );
+            (name, admission)
+        });
+        let admissions: Vec<_> = admissions.collect();
+        prepare_retry::admission(record, admissions, now)
     }
 
     /// Notes which drivers failed, for the next request of the same claim.
@@ -278,19 +283,14 @@ impl Retries {
 
     /// Those drivers of the parts to unprepare that serve now.
     pub(super) fn serving_of(&self, record: &ClaimRecord) -> Serving {
-        let revision = |name: &DriverName| {
-            Some((
-                name.clone(),
-                DriverRevision::of(&self.registry.serving(name).ok()?),
-            ))
-        };
-        record
-            .leaving()
-            .filter_map(|(driver, _)| revision(driver))
-            .collect()
+        let serving = record.leaving().filter_map(|(driver, _)| {
+            let serving = self.registry.serving(driver).ok()?;
+            Some((driver.clone(), DriverRevision::of(&serving)))
+        });
+        serving.collect()
     }
 
-    /// When an unprepare is retried. None: when a driver of the claim serves.
+    /// Returns the time at which an unprepare is retried. None: when a driver of the claim serves.
     pub(super) fn next_try(&self, record: &ClaimRecord, now: Instant) -> Option<Instant> {
         if !record.is_leaving() {
             return None;
@@ -302,7 +302,8 @@ impl Retries {
         self.unprepares.lock().next(record, &serving, now)
     }
 
-    /// When a release that was begun is finished. At a start no driver serves yet: those that come are waited for, for some time.
+    /// Returns the time at which a release that was begun is finished. At a start no driver serves yet: the release waits for drivers for
+    /// [`RELEASE_GRACE`].
     fn next_release(&self, record: &ClaimRecord, serving: &Serving, now: Instant) -> Instant {
         let next = self.unprepares.lock().again(&record.id.uid).unwrap_or(now);
         let all_serve = serving.len() == record.drivers.len();
@@ -321,7 +322,7 @@ impl Retries {
             .drivers(record, &serving, Instant::now())
     }
 
-    /// How often a revision of a driver failed to unprepare a claim since it serves.
+    /// Returns how often a revision of a driver has failed to unprepare a claim since it began to serve.
     pub(super) fn unprepare_tries(
         &self,
         claim: &Uid,

@@ -65,8 +65,11 @@ impl ClaimDirectory {
         for path in paths {
             match manifest::read(&path) {
                 Ok(objects) => {
-                    let is_wanted = |c: &Claim| c.id.namespace == *namespace && c.id.name == *name;
-                    if let Some(claim) = objects.claims.into_iter().find(is_wanted) {
+                    if let Some(claim) = objects
+                        .claims
+                        .into_iter()
+                        .find(|c| c.id.namespace == *namespace && c.id.name == *name)
+                    {
                         return Ok(Some(claim));
                     }
                 }
@@ -103,8 +106,7 @@ impl ClaimSource for ClaimDirectory {
         name: &ObjectName,
     ) -> Result<Option<Claim>, Problem> {
         let (path, namespace, name) = (self.path.clone(), namespace.clone(), name.clone());
-        let look = move || ClaimDirectory::new(path).find(&namespace, &name);
-        tokio::task::spawn_blocking(look)
+        tokio::task::spawn_blocking(move || ClaimDirectory::new(path).find(&namespace, &name))
             .await
             .unwrap_or_else(|error| {
                 let message = format!("read the directory of claims: {error}");
@@ -174,7 +176,7 @@ spec: {}
     }
 
     #[tokio::test]
-    async fn a_claim_is_found_beside_a_broken_file() {
+    async fn claim_is_found_beside_broken_file() {
         let dir = tempfile::tempdir().unwrap();
         let source = ClaimDirectory::new(dir.path().to_owned());
         let (namespace, name) = names();
@@ -186,7 +188,7 @@ spec: {}
     }
 
     #[tokio::test]
-    async fn a_broken_file_is_named_if_the_claim_is_in_no_other() {
+    async fn missing_claim_names_the_broken_file() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.yaml"), "{").unwrap();
         let (namespace, name) = names();

@@ -30,7 +30,7 @@ use crate::manager::tests::scene::{
 const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
 
 #[tokio::test]
-async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
+async fn repeated_prepare_calls_no_driver() {
     let (home, daemon, a, gpu) = with_gpu();
     daemon.source.put(claim("one", &["gpu/0", "gpu/1"], &[&a]));
     let first = daemon.prepare(&a, &["one"]).await;
@@ -60,7 +60,7 @@ async fn a_repeated_prepare_calls_no_driver_and_answers_the_same() {
 }
 
 #[tokio::test]
-async fn a_container_is_given_the_devices_of_the_requests_that_it_names() {
+async fn containers_get_devices_of_named_requests() {
     let (_home, daemon, a, _gpu) = with_gpu();
     daemon
         .source
@@ -82,7 +82,7 @@ async fn a_container_is_given_the_devices_of_the_requests_that_it_names() {
 }
 
 #[tokio::test]
-async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
+async fn unused_claim_is_prepared() {
     let (_home, daemon, a, gpu) = with_claim();
     let mut unused = request(&a, &["one"]);
     unused.containers[0].claims.clear();
@@ -96,7 +96,7 @@ async fn a_claim_that_no_container_uses_is_prepared_all_the_same() {
 }
 
 #[tokio::test]
-async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
+async fn unprepare_removes_file_and_record() {
     let (home, daemon, a, gpu) = with_prepared().await;
     assert!(daemon.manager.pods.might_need_unprepare("uid-a"));
     assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
@@ -111,7 +111,7 @@ async fn an_unprepare_calls_the_driver_and_removes_the_file_and_the_record() {
 }
 
 #[tokio::test]
-async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
+async fn pods_claims_share_one_driver_call() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
     for (name, devices) in [
         ("one", ["gpu/0", "nic/0"]),
@@ -143,7 +143,7 @@ async fn the_claims_of_a_pod_are_one_call_of_each_driver() {
 
 /// Claims that came with one that makes no CDI file were refused with it, and the bad one stayed `prepared` for good.
 #[tokio::test]
-async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
+async fn unrenderable_claim_is_refused_alone() {
     let (_home, daemon, a, gpu) = with_gpu();
     gpu.reply("uid-bad", Reply::Unrenderable);
     daemon.source.put(claim("bad", &["gpu/0"], &[&a]));
@@ -161,7 +161,7 @@ async fn a_claim_that_makes_no_cdi_file_is_refused_alone() {
 }
 
 #[tokio::test]
-async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is_written() {
+async fn unknown_driver_or_device_is_refused() {
     let (home, a) = (Home::new(), pod("a"));
     let devices = BTreeMap::from([(DeviceName::new("0").unwrap(), Device::default())]);
     let gpu = FakeDriver::with_pool(
@@ -198,7 +198,7 @@ async fn a_claim_of_no_driver_no_device_or_no_name_is_refused_before_anything_is
 }
 
 #[tokio::test]
-async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alone() {
+async fn claimed_device_cannot_be_held_exclusively() {
     let (home, a) = (Home::new(), pod("a"));
     let hardware = vec!["pci:0000:3b:00.0".to_owned()];
     let device = Device {
@@ -248,7 +248,7 @@ async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alo
 }
 
 #[tokio::test]
-async fn a_reference_to_another_uid_or_to_another_pods_claim_is_refused() {
+async fn wrong_uid_or_owner_is_refused() {
     let (_home, daemon, a, gpu) = with_gpu();
     let mut made = claim("made", &["gpu/0"], &[&a]);
     made.owner_pod = Some(uid("uid-b"));
@@ -262,7 +262,7 @@ async fn a_reference_to_another_uid_or_to_another_pods_claim_is_refused() {
 }
 
 #[tokio::test]
-async fn a_claim_of_the_request_goes_before_one_of_the_source() {
+async fn inline_claim_overrides_the_source() {
     let (_home, daemon, a, _gpu) = with_gpu();
     daemon
         .source
@@ -276,7 +276,7 @@ async fn a_claim_of_the_request_goes_before_one_of_the_source() {
 }
 
 #[tokio::test]
-async fn a_known_claim_with_another_allocation_is_refused_and_stays_as_it_is() {
+async fn changed_allocation_is_refused() {
     let (_home, daemon, a, _gpu) = with_claim();
     let first = daemon.prepare(&a, &["one"]).await;
     daemon.source.put(claim("one", &["gpu/1"], &[&a]));
@@ -291,7 +291,7 @@ async fn a_known_claim_with_another_allocation_is_refused_and_stays_as_it_is() {
 }
 
 #[tokio::test]
-async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
+async fn pods_are_unprepared_by_name() {
     let (_home, daemon, a, _gpu) = with_prepared().await;
     let of =
         |name: &nodedock_model::ObjectName| PodSelector::Name(a.namespace.clone(), name.clone());
@@ -314,7 +314,7 @@ async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
 }
 
 #[tokio::test]
-async fn a_driver_sees_its_own_prepared_claims() {
+async fn driver_sees_only_its_claims() {
     let (_home, daemon, a, _gpu, nic) = with_two_drivers();
     nic.reply("uid-both", Reply::Refuse(transient()));
     daemon.prepare(&a, &["both"]).await;

@@ -8,15 +8,15 @@ use super::calls::{DriverCalls, Outcomes, Work, are_pure};
 use super::files::{Nodes, SpecFiles};
 use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep};
 use super::retries::Retries;
-use super::table::Undo;
-use super::values::{RecordedValues, RestoreRequest};
 use super::{ClaimEnd, ClaimOutcome};
 use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::Call;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
+use crate::records::RecordStore;
+use crate::records::table::Undo;
+use crate::records::values::{RecordedValues, RestoreRequest};
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
@@ -91,7 +91,7 @@ impl Unprepares {
         {
             tracing::warn!(%pod, %problem, "a pod without claims stays in the checkpoint");
         }
-        let outcome = |claim: Arc<ClaimRecord>| ClaimOutcome {
+        let outcomes = claims.into_iter().map(|claim| ClaimOutcome {
             namespace: claim.id.namespace.clone(),
             name: claim.id.name.clone(),
             uid: Some(claim.id.uid.clone()),
@@ -99,8 +99,8 @@ impl Unprepares {
             end: ends
                 .remove(&claim.id.uid)
                 .unwrap_or(Ok(ClaimEnd::Unprepared)),
-        };
-        claims.into_iter().map(outcome).collect()
+        });
+        outcomes.collect()
     }
 
     /// Unprepares one claim. The caller has the lock of the pod that requests it.
@@ -135,8 +135,10 @@ impl Unprepares {
         part: Option<&DriverName>,
         call: &Call,
     ) {
-        let roll_back = |record: Arc<ClaimRecord>| machine::roll_back(&record, part, now_ms());
-        let work: Vec<Work> = records.into_iter().map(roll_back).collect();
+        let work: Vec<Work> = records
+            .into_iter()
+            .map(|record| machine::roll_back(&record, part, now_ms()))
+            .collect();
         let mut undo = Undo::default();
         {
             let mut table = self.records.table();
@@ -254,19 +256,20 @@ impl Unprepares {
         ends
     }
 
-    /// Whether no driver can change the node for these claims, and no code of an earlier version has to be called.
+    /// Returns whether no driver can change the node for these claims, and no code of an earlier version has to be called.
     fn needs_no_intent(&self, work: &[Work]) -> bool {
-        let is_as_prepared = |(record, drivers): &Work| {
-            let is_same = |name: &DriverName| {
-                let by = record.drivers.get(name).and_then(|part| part.by.as_ref());
-                let serving = self.registry.serving(name);
-                serving.is_ok_and(|driver| by.is_none_or(|by| by.digest == driver.identity.digest))
-            };
-            record.state == ClaimState::Unpreparing
-                && self.values.of(&record.id.uid).is_none()
-                && drivers.iter().all(is_same)
-        };
-        are_pure(&self.calls.callees(work)) && work.iter().all(is_as_prepared)
+        are_pure(&self.calls.callees(work))
+            && work.iter().all(|(record, drivers)| {
+                record.state == ClaimState::Unpreparing
+                    && self.values.of(&record.id.uid).is_none()
+                    && drivers.iter().all(|name| self.is_as_prepared(record, name))
+            })
+    }
+
+    fn is_as_prepared(&self, record: &ClaimRecord, driver: &DriverName) -> bool {
+        let by = record.drivers.get(driver).and_then(|part| part.by.as_ref());
+        let serving = self.registry.serving(driver);
+        serving.is_ok_and(|driver| by.is_none_or(|by| by.digest == driver.identity.digest))
     }
 
     /// Removes claims that are unprepared and of which the checkpoint has no intent. If that fails, they are as before the request.
@@ -282,10 +285,10 @@ impl Unprepares {
             .await
             .map(|()| ClaimEnd::Unprepared);
         if end.is_err() {
-            let claim = |record: &Arc<ClaimRecord>| {
-                self.records.table().claim(record.id.uid.as_str()).cloned()
-            };
-            let restored: Vec<_> = gone.iter().filter_map(claim).collect();
+            let restored: Vec<_> = gone
+                .iter()
+                .filter_map(|record| self.records.table().claim(record.id.uid.as_str()).cloned())
+                .collect();
             self.files.check_files(&restored, Nodes::Checked).await;
             self.records.report_claims(&restored);
         }
@@ -384,8 +387,8 @@ impl Unprepares {
         if record.state == ClaimState::Unpreparing {
             return;
         }
-        let unprepared = || results.iter().filter(|(_, outcome, _)| outcome.is_ok());
-        let names = unprepared()
+        let unprepared = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
+        let names = unprepared
             .map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid))
             .collect();
         if let Err(problem) = self.files.remove_files_named(names).await {
@@ -420,13 +423,10 @@ impl Unprepares {
         let mut locks = Vec::new();
         if !pods_locked {
             // Pods are locked before claims, so none is waited for here: one with a request under way is removed later.
-            let mut try_lock = |pod: &Uid| {
-                self.records
-                    .try_lock_pod(pod)
-                    .map(|lock| locks.push(lock))
-                    .is_some()
-            };
-            pods.retain(|pod| try_lock(pod));
+            pods.retain(|pod| {
+                let lock = self.records.try_lock_pod(pod);
+                lock.map(|lock| locks.push(lock)).is_some()
+            });
         }
         self.forget(&uids, &pods, changes, undo).await?;
         failpoint::pass(Point::UnprepareForgotten);
@@ -470,11 +470,10 @@ impl Unprepares {
     }
 }
 
-/// Whether every driver has unprepared its part, and with them the claims are gone.
+/// Returns whether every driver has unprepared its part, so that the claims are gone.
 fn all_gone(work: &[Work], results: &[Vec<UnprepareResult>]) -> bool {
-    let is_gone = |((record, _), results): (&Work, &Vec<UnprepareResult>)| {
+    work.iter().zip(results).all(|((record, _), results)| {
         results.iter().all(|(_, outcome, _)| outcome.is_ok())
             && machine::finish_unprepare(record, results.clone(), now_ms()) == UnprepareEnd::Gone
-    };
-    work.iter().zip(results).all(is_gone)
+    })
 }

@@ -1,5 +1,5 @@
-//! When the unprepare of a claim is retried, and which drivers are called then. A driver that begins to serve, or serves a new revision, is
-//! called at once. In memory: after a restart each driver may be called once more. Pure: no clock, no IO, no task.
+//! Decides when the unprepare of a claim is retried, and which drivers are called then. A driver that begins to serve, or serves a new
+//! revision, is called at once. In memory: after a restart each driver may be called once more. Pure: no clock, no IO, no task.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,14 +34,14 @@ struct UnprepareRetry {
 #[derive(Debug)]
 struct Called {
     revision: DriverRevision,
-    /// How often it failed since it serves.
+    /// Number of failures since the driver began to serve.
     tries: u32,
     /// The driver named a delay that ends then.
     not_before: Option<Instant>,
 }
 
 impl UnprepareRetry {
-    /// From when on a driver that serves may be called. None: at once.
+    /// Returns the time from which a driver that serves may be called. None: at once.
     fn due(&self, driver: &DriverName, revision: &DriverRevision) -> Option<Instant> {
         let called = self
             .called
@@ -65,15 +65,15 @@ impl UnprepareRetries {
         now: Instant,
     ) {
         let mut before = self.0.remove(claim);
-        let first = || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX);
-        let mut backoff = before
-            .as_ref()
-            .map_or_else(first, |retry| retry.backoff.clone());
+        let mut backoff = before.as_ref().map_or_else(
+            || Backoff::new(UNPREPARE_RETRY_MIN, UNPREPARE_RETRY_MAX),
+            |retry| retry.backoff.clone(),
+        );
         let attempts = before
             .as_ref()
             .map_or(0, |retry| retry.attempts)
             .saturating_add(1);
-        let mut call = |(driver, revision): (DriverName, DriverRevision)| {
+        let called = serving.into_iter().map(|(driver, revision)| {
             let known = before
                 .as_mut()
                 .and_then(|retry| retry.called.remove(&driver));
@@ -95,8 +95,8 @@ impl UnprepareRetries {
                     not_before,
                 },
             )
-        };
-        let called = serving.into_iter().map(&mut call).collect();
+        });
+        let called = called.collect();
         let retry = UnprepareRetry {
             attempts,
             at: now + backoff.delay(),
@@ -115,7 +115,7 @@ impl UnprepareRetries {
         self.0.get(claim).map_or(0, |retry| retry.attempts)
     }
 
-    /// How often a driver failed since it was loaded. Attempts without it, and those of previous versions, do not count.
+    /// Returns how often a driver has failed since it was loaded. Attempts without it, and those of previous versions, do not count.
     pub(super) fn tries(&self, claim: &Uid, driver: &DriverName, revision: &DriverRevision) -> u32 {
         let called = self.0.get(claim).and_then(|retry| retry.called.get(driver));
         called
@@ -123,12 +123,12 @@ impl UnprepareRetries {
             .map_or(0, |called| called.tries)
     }
 
-    /// When a claim is retried whatever drivers serve. None: it has not failed yet.
+    /// Returns the time at which a claim is retried, regardless of the drivers that serve. None: it has not failed yet.
     pub(super) fn again(&self, claim: &Uid) -> Option<Instant> {
         self.0.get(claim).map(|retry| retry.at)
     }
 
-    /// When a driver that serves is called again. None: at once.
+    /// Returns the time at which a driver that serves is called again. None: at once.
     pub(super) fn due(
         &self,
         claim: &Uid,
@@ -138,7 +138,7 @@ impl UnprepareRetries {
         self.0.get(claim)?.due(driver, revision)
     }
 
-    /// When a claim is retried. None: no driver of it serves.
+    /// Returns the time at which a claim is retried. None: no driver of it serves.
     pub(super) fn next(
         &self,
         claim: &ClaimRecord,
@@ -165,14 +165,12 @@ impl UnprepareRetries {
         serving: &Serving,
         now: Instant,
     ) -> Vec<DriverName> {
-        let is_due = |driver: &DriverName, revision: &DriverRevision| {
-            self.due(&claim.id.uid, driver, revision)
-                .is_none_or(|at| at <= now)
-        };
         let due = claim
             .leaving()
             .filter(|(driver, part)| match serving.get(*driver) {
-                Some(revision) => is_due(driver, revision),
+                Some(revision) => self
+                    .due(&claim.id.uid, driver, revision)
+                    .is_none_or(|at| at <= now),
                 None => part.problem.is_none(),
             });
         due.map(|(driver, _)| driver.clone()).collect()

@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep_until};
 use super::machine::UnprepareRequest;
 use super::release::Releases;
 use super::retries::Retries;
-use super::table::Undo;
 use super::unprepare::Unprepares;
-use super::values::RecordedValues;
-use crate::manager::handles::Handles;
-use crate::manager::records::RecordStore;
+use crate::manager::claims::handles::Handles;
+use crate::records::RecordStore;
+use crate::records::table::Undo;
+use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -51,7 +51,7 @@ impl Unfinished {
     /// without the others.
     pub(crate) async fn resume_unprepares(self: Arc<Self>) {
         self.resume_values().await;
-        let mut serving = self.registry.serving_changes();
+        let mut serving = self.registry.instances.changes();
         loop {
             serving.mark_unchanged();
             let now = Instant::now();
@@ -89,20 +89,22 @@ impl Unfinished {
             .filter(|record| record.is_leaving())
             .cloned()
             .collect();
-        let next = |record: Arc<ClaimRecord>| {
-            Some((record.id.uid.clone(), self.retries.next_try(&record, now)?))
-        };
-        open.into_iter().filter_map(next).collect()
+        open.into_iter()
+            .filter_map(|record| {
+                Some((record.id.uid.clone(), self.retries.next_try(&record, now)?))
+            })
+            .collect()
     }
 
     /// Finishes unprepares: claims of one driver one after the other, drivers in parallel, so that a driver that hangs delays no other's.
     pub(super) async fn finish_unprepares(&self, uids: impl Iterator<Item = Uid>) {
         let mut groups: BTreeMap<Option<DriverName>, Vec<Uid>> = BTreeMap::new();
         for uid in uids {
-            let first = |record: &Arc<ClaimRecord>| {
-                record.leaving().next().map(|(driver, _)| driver.clone())
-            };
-            let driver = self.records.table().claim(uid.as_str()).and_then(first);
+            let table = self.records.table();
+            let record = table.claim(uid.as_str());
+            let leaving = record.and_then(|record| record.leaving().next());
+            let driver = leaving.map(|(driver, _)| driver.clone());
+            drop(table);
             groups.entry(driver).or_default().push(uid);
         }
         let groups = groups.into_values().map(|uids| async move {
@@ -117,9 +119,11 @@ impl Unfinished {
     }
 
     async fn finish_one(&self, uid: &Uid) {
-        let begun =
-            |record: &Arc<ClaimRecord>| Some((record.id.clone(), record.releasing.clone()?));
-        let release = self.records.table().claim(uid.as_str()).and_then(begun);
+        let release = self
+            .records
+            .table()
+            .claim(uid.as_str())
+            .and_then(|record| Some((record.id.clone(), record.releasing.clone()?)));
         if let Some((claim, by)) = release {
             return self.releases.finish_release(&claim, by).await;
         }
@@ -140,15 +144,12 @@ impl Unfinished {
     async fn finish_unprepare(&self, uid: &Uid) -> BTreeSet<Uid> {
         let _claim = self.records.lock_claims([uid.clone()]).await;
         let now = Instant::now();
-        let is_due = |record: &Arc<ClaimRecord>| {
-            record.releasing.is_none()
-                && self
-                    .retries
-                    .next_try(record, now)
-                    .is_some_and(|at| at <= now)
-        };
         let record = self.records.table().claim(uid.as_str()).cloned();
-        let Some(record) = record.filter(is_due) else {
+        let due = record.filter(|record| {
+            let next = self.retries.next_try(record, now);
+            record.releasing.is_none() && next.is_some_and(|at| at <= now)
+        });
+        let Some(record) = due else {
             return BTreeSet::new();
         };
         let request_id = format!("resume-{uid}").into();
@@ -178,10 +179,13 @@ impl Unfinished {
             .collect()
     }
 
-    /// At the start: removes values of earlier boots and of unknown claims.
+    /// Removes values of earlier boots and of unknown claims, at the start of the daemon.
     pub(crate) async fn resume_values(&self) {
-        let is_known = |uid: &Uid| self.records.table().is_known(uid.as_str());
-        if let Err(error) = self.values.tidy(is_known).await {
+        if let Err(error) = self
+            .values
+            .tidy(|uid| self.records.table().is_known(uid.as_str()))
+            .await
+        {
             tracing::warn!(
                 error = chain(&error),
                 "sysfs values of another boot stay in the checkpoint"

@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::snapshot::Snapshot;
-use super::entry::{self, Choices, Chosen, Entry, Key};
 use super::held;
 use super::reuse::Reuse;
 use super::{Devices, ResourceSource};
@@ -19,7 +18,8 @@ use crate::manager::claims::hardware::Holds;
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::unprepare::Unprepares;
-use crate::manager::records::RecordStore;
+use crate::manager::entry::{self, Choices, Chosen, Entry, Key};
+use crate::records::RecordStore;
 use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
@@ -34,7 +34,7 @@ const WAITS: [ProblemCode; 2] = [ProblemCode::TooFewDevices, ProblemCode::NoHeal
 /// A request that is being carried out.
 struct Job<'a> {
     pod: &'a ObjectRef,
-    /// What the pod had before it.
+    /// Devices that the pod had before the request.
     before: Vec<Entry>,
     request_id: Arc<str>,
 }
@@ -59,7 +59,8 @@ impl Job<'_> {
     }
 }
 
-/// What a request has reserved for a pod: when it ends, in whatever way, the pod's claims have what it was given.
+/// Devices that a request has reserved for a pod. The reservations end with the request, in any way: the pod's claims then have the devices
+/// that it was given.
 pub(in crate::manager) struct Reservations<'a> {
     choices: &'a DeviceChoices,
     pod: &'a Uid,
@@ -97,7 +98,7 @@ pub struct DeviceChoices {
 pub(in crate::manager) struct ChoiceSettings {
     /// Deadline of a device plugin's calls while devices are chosen.
     pub(in crate::manager) call_deadline: Duration,
-    /// How long a choice waits for devices.
+    /// Time for which a choice waits for devices.
     pub(in crate::manager) exclusive_wait: Duration,
     /// NUMA nodes of this machine, ascending.
     pub(in crate::manager) numa_nodes: Vec<u32>,
@@ -190,13 +191,15 @@ impl DeviceChoices {
         loop {
             let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await
             else {
-                let busy = |want: &&Want| {
-                    (
-                        entry::key(want),
-                        job.known(want).unwrap_or_else(|| Err(busy(resource))),
-                    )
-                };
-                return wants.iter().map(busy).collect();
+                return wants
+                    .iter()
+                    .map(|want| {
+                        (
+                            entry::key(want),
+                            job.known(want).unwrap_or_else(|| Err(busy(resource))),
+                        )
+                    })
+                    .collect();
             };
             freed.mark_unchanged();
             changed.mark_unchanged();
@@ -240,14 +243,14 @@ impl DeviceChoices {
         choices
     }
 
-    /// Whether too few devices are free or healthy now for a container, and the resource has enough of them.
+    /// Returns whether too few devices are free or healthy now for a container, although the resource has enough of them.
     fn may_be_enough_later(
         &self,
         resource: &ExtendedResource,
         wants: &[&Want],
         choices: &[(Key, Chosen)],
     ) -> bool {
-        let is_short = |(key, choice): &(Key, Chosen)| {
+        choices.iter().any(|(key, choice)| {
             let Err(problem) = choice else { return false };
             let want = wants.iter().find(|want| entry::key(want) == *key);
             let count = want.map_or(usize::MAX, |want| want.count);
@@ -257,8 +260,7 @@ impl DeviceChoices {
                     .devices
                     .offer(resource)
                     .is_some_and(|of| of.devices.len() >= count)
-        };
-        choices.iter().any(is_short)
+        })
     }
 
     /// Reserves an entry, so that no other pod takes its devices before its claim is in the table.
@@ -393,13 +395,11 @@ impl DeviceChoices {
 }
 
 fn with_nodes(ids: BTreeSet<String>, devices: &BTreeMap<String, PluginDevice>) -> DeviceNodes {
-    let nodes = |id: &String| {
-        devices
-            .get(id)
-            .map(|device| device.numa_nodes.clone())
-            .unwrap_or_default()
-    };
-    ids.into_iter().map(|id| (id.clone(), nodes(&id))).collect()
+    let with_nodes = ids.into_iter().map(|id| {
+        let nodes = devices.get(&id).map(|device| device.numa_nodes.clone());
+        (id, nodes.unwrap_or_default())
+    });
+    with_nodes.collect()
 }
 
 fn too_many(want: &Want) -> Problem {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 pub(crate) use crate::manager::claims::fixtures::{driver, pod};
-use crate::manager::devices::Entry;
+use crate::manager::entry::Entry;
 use nodedock_model::{
     ContainerKind, DriverName, ExtendedResource, PluginDevice, PooledClaim, Uid, plugin_driver,
 };
@@ -45,7 +45,7 @@ pub(crate) fn uid(short: &str) -> Uid {
     pod(short).uid
 }
 
-/// What a container of the pod `a` has of a plugin of `example.com/gpu`.
+/// Returns the entry of a container of the pod `a` with devices of a plugin of `example.com/gpu`.
 pub(crate) fn entry(container: &str, kind: ContainerKind, devices: &[&str]) -> Entry {
     entry_of(&plugin_driver(&resource("gpu")), container, kind, devices)
 }

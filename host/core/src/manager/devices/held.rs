@@ -1,18 +1,18 @@
-//! What pods have of extended resources by claims. Pure.
+//! Extended resources that pods have by claims. Pure.
 
 use std::collections::BTreeMap;
 
-use super::entry::Entry;
-use crate::manager::claims::table::ClaimTable;
+use crate::manager::entry::Entry;
 use crate::manager::pool_claims;
+use crate::records::table::ClaimTable;
 use nodedock_model::{ClaimRecord, ClaimState, ExtendedResource, ObjectRef, PooledClaim};
 
-/// What a pod has, in the order of its containers: of claims that are not being unprepared.
+/// Returns the entries of a pod, in the order of its containers, of claims that are not being unprepared.
 pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
     let Some(record) = table.pod(pod) else {
         return Vec::new();
     };
-    let entry = |user: pool_claims::User| {
+    let entries = pool_claims::users(record).into_iter().filter_map(|user| {
         let claim = table
             .claim(user.claim.uid.as_str())
             .filter(|claim| claim.pods.contains_key(pod))?;
@@ -28,11 +28,8 @@ pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
             devices: pool_claims::devices_of(claim),
             is_prepared: is_prepared(claim),
         })
-    };
-    pool_claims::users(record)
-        .into_iter()
-        .filter_map(entry)
-        .collect()
+    });
+    entries.collect()
 }
 
 fn is_prepared(claim: &ClaimRecord) -> bool {

@@ -10,8 +10,8 @@ use super::Devices;
 use crate::driver::plugin_calls::{self, within};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Driver, DriverIdentity, Outcomes};
 use crate::manager::pool_claims;
-use crate::manager::records::RecordStore;
 use crate::manager::request::interrupted;
+use crate::records::RecordStore;
 use crate::resources::Offer;
 use nodedock_model::{
     ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, ExtendedResource, PluginAnswer,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entry::Entry;
+use crate::manager::entry::Entry;
 use nodedock_model::{ContainerKind, DriverName, PooledClaim};
 
 /// Devices of one resource that later containers of a pod may reuse.
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_leave_their_devices_and_others_take_them() {
+    fn init_container_devices_are_reused() {
         let mut reuse = Reuse::default();
         reuse.settle(&entry("init-1", ContainerKind::Init, &["a"]));
         reuse.settle(&entry("init-2", ContainerKind::Init, &["a", "b", "c"]));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pools_devices_are_used_again_with_their_claim() {
+    fn pool_devices_are_reused_with_claim() {
         let mut reuse = Reuse::default();
         let first = pooled_entry("init", ContainerKind::Init, &["pool/a", "pool/b"]);
         reuse.settle(&first);

@@ -49,7 +49,7 @@ fn env(name: &str) -> ContainerAllocation {
 }
 
 #[tokio::test]
-async fn containers_are_given_devices_until_there_are_too_few() {
+async fn containers_get_devices_until_exhausted() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(2));
@@ -84,7 +84,7 @@ async fn containers_are_given_devices_until_there_are_too_few() {
 }
 
 #[tokio::test]
-async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
+async fn resource_without_healthy_device_is_refused() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &[sick("a")]);
@@ -98,7 +98,7 @@ async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin() {
+async fn repeated_request_needs_no_plugin() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(4));
@@ -136,7 +136,7 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
 }
 
 #[tokio::test]
-async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not() {
+async fn only_init_container_devices_are_reused() {
     use ContainerKind::{App, Init, Sidecar};
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
@@ -170,7 +170,7 @@ async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not
 }
 
 #[tokio::test]
-async fn the_plugin_is_called_for_a_preference_whose_unavailable_devices_are_ignored() {
+async fn unavailable_preferred_devices_are_ignored() {
     let (_home, daemon, gpu) =
         plugged_with(FakePlugin::preferring(&["dev3", "dev9", "dev0", "dev2"]), 4);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev3"]);
@@ -199,7 +199,7 @@ fn waiting(devices: usize) -> (Home, Daemon, Arc<FakePlugin>, super::PluginId) {
 
 /// A pod was refused while the one that it replaced still had its device, where a claim waits.
 #[tokio::test]
-async fn a_pod_waits_for_devices_that_another_frees() {
+async fn pod_waits_for_freed_devices() {
     let (_home, daemon, _, _) = waiting(2);
     daemon.given("old", &[("gpu", 2)]).await;
     let (wanted, more) = (app(&[("gpu", 2)]), app(&[("gpu", 1)]));
@@ -214,7 +214,7 @@ async fn a_pod_waits_for_devices_that_another_frees() {
 }
 
 #[tokio::test]
-async fn a_pod_waits_for_devices_that_their_plugin_lists_as_busy() {
+async fn pod_waits_for_devices_listed_unhealthy() {
     let (_home, daemon, _, id) = waiting(1);
     daemon.manager.devices.plugin_listed(&id, &[sick("dev0")]);
     let wanted = app(&[("gpu", 1)]);
@@ -228,7 +228,7 @@ async fn a_pod_waits_for_devices_that_their_plugin_lists_as_busy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_waits_no_longer_than_a_claim_and_not_for_devices_that_there_are_not() {
+async fn pod_waits_only_for_existing_devices() {
     let home = Home::new();
     let daemon = home.start_with("boot-1", std::time::Duration::from_secs(5));
     let id = daemon.plug("gpu", &FakePlugin::new(), &[sick("dev0")]);
@@ -253,7 +253,7 @@ async fn a_pod_waits_no_longer_than_a_claim_and_not_for_devices_that_there_are_n
 }
 
 #[tokio::test]
-async fn a_pod_that_waits_leaves_what_there_is_to_others() {
+async fn waiting_pod_reserves_nothing() {
     let (_home, daemon, _, _) = waiting(3);
     daemon.given("old", &[("gpu", 2)]).await;
     let both = [
@@ -282,7 +282,7 @@ impl Daemon {
 
 /// One lost GPU made every GetPreferredAllocation of a plugin fail, and no pod started (NVIDIA/k8s-device-plugin#2038).
 #[tokio::test(start_paused = true)]
-async fn a_preference_that_fails_refuses_no_pod_and_is_not_asked_for_a_while() {
+async fn failed_preference_does_not_refuse_pods() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3"]), 8);
     gpu.prefer(Preference::Failure);
     assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["dev0,dev1"]);
@@ -310,7 +310,7 @@ async fn a_preference_that_fails_refuses_no_pod_and_is_not_asked_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_preference_that_hangs_takes_five_seconds_of_one_pod() {
+async fn hanging_preference_costs_five_seconds() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3"]), 4);
     let started = tokio::time::Instant::now();
     gpu.prefer(Preference::Silence);
@@ -325,7 +325,7 @@ async fn a_preference_that_hangs_takes_five_seconds_of_one_pod() {
 }
 
 #[tokio::test]
-async fn of_a_preference_that_is_wrong_what_can_be_used_is_used() {
+async fn usable_part_of_preference_is_used() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&[]), 3);
     let list = [
         device("g0", &[]),
@@ -371,7 +371,7 @@ async fn of_a_preference_that_is_wrong_what_can_be_used_is_used() {
 
 /// Some plugins list units of memory, of which a container wants thousands.
 #[tokio::test]
-async fn a_container_has_as_many_devices_as_there_are() {
+async fn container_may_have_thousands_of_devices() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(20_000));
@@ -396,7 +396,7 @@ async fn a_container_has_as_many_devices_as_there_are() {
 }
 
 #[tokio::test]
-async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
+async fn refused_resource_does_not_affect_others() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(1));
@@ -426,7 +426,7 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
 }
 
 #[tokio::test]
-async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
+async fn answer_with_missing_path_is_refused() {
     let (_home, daemon, gpu) = plugged(1);
     let mount = |host: &str| AllocationMount {
         host_path: host.to_owned(),
@@ -449,7 +449,7 @@ async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
 }
 
 #[tokio::test]
-async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
+async fn shown_counts_cover_allocated_devices() {
     let (_home, daemon, _) = plugged(4);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     daemon.allocate("b", &app(&[("gpu", 1)])).await;
@@ -483,7 +483,7 @@ async fn what_pods_have_covers_what_a_node_shows_and_lowers_nothing() {
 }
 
 #[tokio::test]
-async fn of_pods_that_race_for_the_last_device_one_gets_it() {
+async fn last_device_goes_to_one_pod() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev0"]), 1);
     gpu.shut(true);
     let names: Vec<_> = (0..10).map(|n| format!("pod-{n}")).collect();
@@ -513,7 +513,7 @@ async fn of_pods_that_race_for_the_last_device_one_gets_it() {
 }
 
 #[tokio::test]
-async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
+async fn hints_consider_held_and_reusable_devices() {
     use ContainerKind::{App, Init};
     let (_home, daemon, _) = plugged(4);
     let hints = |short: &str, containers: &[_], scope| {

@@ -14,14 +14,13 @@ use crate::driver::Published;
 use crate::resources::{Contender, pools};
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Named, Problem, ProblemCode,
-    limit,
+    ChangedKind, DriverName, ExtendedResource, NameRecord, Named, Problem, ProblemCode, limit,
 };
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
 const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
 
-/// Between two tries to store the sources of resources.
+/// Interval between two tries to store the sources of resources.
 const OWNERS_RETRY: Duration = Duration::from_secs(5);
 
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
@@ -62,7 +61,7 @@ impl Devices {
 
     async fn store_owners(&self, checkpoint: &Checkpoint) -> Result<(), Problem> {
         let new = self.state.lock().resources.new_owners();
-        let change = |(name, owner): &(ExtendedResource, Option<NameSource>)| match owner {
+        let changes = new.iter().map(|(name, owner)| match owner {
             Some(owner) => Change::PutName(Arc::new(NameRecord::new(
                 Named::Resource(name.clone()),
                 owner.clone(),
@@ -70,11 +69,12 @@ impl Devices {
                 None,
             ))),
             None => Change::DeleteName(NameRecord::key(&Named::Resource(name.clone()))),
-        };
+        });
+        let changes = changes.collect();
         if new.is_empty() {
             return Ok(());
         }
-        let changes = new.iter().map(change).collect();
+
         checkpoint
             .commit(changes)
             .await
@@ -84,8 +84,6 @@ impl Devices {
     }
 
     fn set_contender_conditions(&self, contenders: &[Contender]) {
-        let subject =
-            |contender: &Contender| format!("{} of {}", contender.resource, contender.waits);
         for contender in contenders {
             let Contender {
                 resource,
@@ -158,8 +156,8 @@ impl Devices {
     /// Keeps resources in step with the pools of drivers that serve.
     pub(crate) async fn follow_pools(self: Arc<Self>) {
         let (mut serving, mut freed) = (
-            self.registry.serving_changes(),
-            self.registry.freed_changes(),
+            self.registry.instances.changes(),
+            self.registry.names.changes(),
         );
         loop {
             serving.mark_unchanged();
@@ -183,17 +181,17 @@ impl Devices {
     }
 
     fn drivers_with_pools(&self) -> Followed {
-        let drivers = self.registry.all_serving().into_iter();
+        let drivers = self.registry.instances.all().into_iter();
         drivers
             .filter_map(|driver| Some((driver.identity.name.clone(), driver.inventory?)))
             .collect()
     }
 
     fn take_pools(&self, followed: &mut Followed) {
-        let now = |(name, seen): &mut (DriverName, watch::Receiver<Arc<Published>>)| {
-            (name.clone(), seen.borrow_and_update().clone())
-        };
-        let now: Vec<_> = followed.iter_mut().map(now).collect();
+        let now: Vec<_> = followed
+            .iter_mut()
+            .map(|(name, seen)| (name.clone(), seen.borrow_and_update().clone()))
+            .collect();
         let offers = pools::offers(&now);
         let changed = self
             .state
@@ -205,6 +203,10 @@ impl Devices {
             self.report_resources(changed);
         }
     }
+}
+
+fn subject(contender: &Contender) -> String {
+    format!("{} of {}", contender.resource, contender.waits)
 }
 
 /// Waits until a driver has another inventory than the one that was read. The end of an inventory is reported by the registry.

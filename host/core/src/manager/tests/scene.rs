@@ -15,15 +15,14 @@ use crate::device_metadata::MetadataSettings;
 use crate::driver::{ClaimDriver, Driver, DriverIdentity, NodeFacts, Published, StoredDrivers};
 use crate::hardware::Hardware;
 use crate::manager::claims::fixtures::{claim, driver, name, pod};
-use crate::manager::claims::table::ClaimTable;
-use crate::manager::claims::{
-    ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable,
-};
+use crate::manager::claims::{ClaimEnd, PodSelector, ReleaseRequest};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
 use crate::manager::{
     Manager, ManagerParts, ManagerSettings, PodOutcome, PodResource, pool_claims,
 };
+use crate::records::table::ClaimTable;
+use crate::records::{RecordedValues, SharedClaimTable};
 use crate::registry::{DriverState, Registry};
 use crate::sysfs::SysfsTree;
 use nodedock_base::changes::Changes;
@@ -44,6 +43,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(45);
 pub(crate) struct Home(tempfile::TempDir);
 
 pub(crate) struct Daemon {
+    pub(crate) starts: Starts,
     pub(crate) manager: Arc<Manager>,
     pub(crate) claims: Arc<SharedClaimTable>,
     pub(crate) values: Arc<RecordedValues>,
@@ -231,7 +231,13 @@ impl Home {
             changes: changes.clone(),
             tasks: tasks.clone(),
         });
+        let starts = Starts {
+            manager: manager.clone(),
+            tasks: tasks.clone(),
+            cdi: cdi.clone(),
+        };
         Daemon {
+            starts,
             manager,
             claims,
             values,
@@ -243,6 +249,49 @@ impl Home {
             source,
             cdi,
         }
+    }
+}
+
+/// Starts the tasks of a manager.
+pub(crate) struct Starts {
+    manager: Arc<Manager>,
+    tasks: Tasks,
+    cdi: PathBuf,
+}
+
+impl Starts {
+    /// Starts all tasks that need no request.
+    pub(crate) fn all(&self) {
+        let (sender, events) = mpsc::channel(16);
+        self.tasks.spawn(
+            "cdi-watch",
+            cdi_watch::watch(self.cdi.clone(), self.tasks.clone(), sender),
+        );
+        self.manager.start(events);
+    }
+
+    /// Starts the task that finishes unprepares, and none that checks files periodically: with a paused clock those fire while the
+    /// checkpoint's thread writes.
+    pub(crate) fn unprepares(&self) {
+        let work = self.manager.unfinished.clone().resume_unprepares();
+        self.tasks.spawn("resume-unprepare", work);
+    }
+
+    /// Starts the task that follows changes of drivers.
+    pub(crate) fn driver_changes(&self) {
+        let work = self.manager.driver_changes.clone().follow_drivers();
+        self.tasks.spawn("driver-changes", work);
+    }
+
+    /// Starts the tasks of extended resources.
+    pub(crate) fn devices(&self) {
+        let devices = &self.manager.devices;
+        self.tasks
+            .spawn("device-pools", devices.clone().follow_pools());
+        self.tasks
+            .spawn("device-grace", devices.clone().end_grace());
+        self.tasks
+            .spawn("device-changes", devices.clone().report_changes());
     }
 }
 
@@ -260,47 +309,13 @@ impl Daemon {
         &self.tasks
     }
 
-    /// Starts all tasks that need no request.
-    pub(crate) fn start_tasks(&self) {
-        let (sender, events) = mpsc::channel(16);
-        self.tasks().spawn(
-            "cdi-watch",
-            cdi_watch::watch(self.cdi.clone(), self.tasks().clone(), sender),
-        );
-        self.manager.start(events);
-    }
-
-    /// Starts the task that finishes unprepares, and none that checks files periodically: with a paused clock those fire while the
-    /// checkpoint's thread writes.
-    pub(crate) fn start_unprepares(&self) {
-        let work = self.manager.unfinished.clone().resume_unprepares();
-        self.tasks.spawn("resume-unprepare", work);
-    }
-
-    /// Starts the task that follows changes of drivers.
-    pub(crate) fn start_driver_changes(&self) {
-        let work = self.manager.driver_changes.clone().follow_drivers();
-        self.tasks.spawn("driver-changes", work);
-    }
-
-    /// Starts the tasks of extended resources.
-    pub(crate) fn start_devices(&self) {
-        let devices = &self.manager.devices;
-        self.tasks
-            .spawn("device-pools", devices.clone().follow_pools());
-        self.tasks
-            .spawn("device-grace", devices.clone().end_grace());
-        self.tasks
-            .spawn("device-changes", devices.clone().report_changes());
-    }
-
     /// Waits for requests under way, then closes the checkpoint.
     pub(crate) async fn stop(self) {
         assert!(self.tasks().drain(Duration::from_secs(3600)).await);
         self.checkpoint().close().await;
     }
 
-    /// Closes the checkpoint: it accepts no commit any more, while calls of drivers and plugins go on.
+    /// Closes the checkpoint: it accepts no commit any more, while calls of drivers and plugins continue.
     pub(crate) async fn crash(&self) {
         self.checkpoint().close().await;
     }
@@ -361,7 +376,7 @@ impl Daemon {
             driver.inventory(),
         );
         self.serve_any(&driver.name, DriverKind::Wasm, claims, inventory, digest);
-        self.registry.tell_devices(&driver.name);
+        self.registry.sources.report_devices(&driver.name);
     }
 
     pub(crate) fn serve_any(
@@ -391,6 +406,7 @@ impl Daemon {
     /// A driver's file whose name is not known is in this state.
     pub(crate) fn loads(&self, source: &str, state: DriverState) {
         self.registry
+            .sources
             .update(DriverKind::Wasm, source, |view| view.state = state);
     }
 
@@ -505,7 +521,7 @@ impl Daemon {
             .try_for_each(|outcome| outcome.end.map(drop))
     }
 
-    /// What a pod has of extended resources.
+    /// Returns the extended resources of a pod.
     pub(crate) fn devices_of(&self, short: &str) -> Vec<PodResource> {
         self.manager
             .pods
@@ -525,7 +541,7 @@ impl Daemon {
             .map(|record| record.state)
     }
 
-    /// Whether no claim and no pod is known.
+    /// Returns whether no claim and no pod is known.
     pub(crate) fn is_empty(&self) -> bool {
         self.manager.records.claims().is_empty() && self.manager.pods.list().is_empty()
     }

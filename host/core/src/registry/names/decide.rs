@@ -1,8 +1,8 @@
-//! Which source may serve under a driver's name. Pure.
+//! Decides which source may serve under a driver's name. Pure.
 //!
-//! A name belongs to the source that is recorded for it, until that source is gone and no claim of the driver is left. A name without a record
-//! belongs to the source that the claims name, if they name one. Otherwise the first source that serves gets it, after those whose grant names
-//! it. A grant that names a driver takes the name from a source whose grant does not.
+//! A name belongs to the source that is recorded for it, until that source is gone and no claim of the driver is left. A name without a
+//! record belongs to the source that the claims name, if they name one. Otherwise the first source that serves gets it, after those whose
+//! grant names it. A grant that names a driver takes the name from a source whose grant does not.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ pub enum NameOwner {
     Unreadable,
 }
 
-/// What claims and stored files say about the source of a driver that has no record.
+/// Evidence of claims and stored files for the source of a driver that has no record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evidence {
     /// A driver file or image of this name prepared its claims.
@@ -30,7 +30,7 @@ pub enum Evidence {
     Kind(SourceKind),
 }
 
-/// What is known of a source.
+/// Known facts about a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFacts {
     /// `None`: a native plugin that was not connected yet.
@@ -67,15 +67,15 @@ impl<T: PartialEq> Fact<T> {
 #[derive(Debug, Clone)]
 pub(super) struct Known<'a> {
     pub(super) owner: Option<&'a NameOwner>,
-    /// Whether a claim of the driver is left, or may be.
+    /// True if a claim of the driver is left, or may be.
     pub(super) has_claims: bool,
     /// Sources other than the requesting one.
     pub(super) others: Vec<&'a SourceFacts>,
-    /// Whether the owner serves under the name, whatever its files say by now.
+    /// True if the owner serves under the name, regardless of the current content of its files.
     pub(super) is_served: bool,
-    /// Whether every driver file and image that is there is among the sources.
+    /// True if every existing driver file and image is among the sources.
     pub(super) is_listed: bool,
-    /// What is not read by now is not waited for, where no source is known to have the name.
+    /// True if the wait is over: a directory that is not listed by now no longer delays a name that no source is known to have.
     pub(super) is_late: bool,
     /// Native plugins may come yet: they register some time after a start.
     pub(super) plugins_may_come: bool,
@@ -216,7 +216,7 @@ fn decide_owned(
     })
 }
 
-/// Whether the source of a name is there.
+/// Presence of the source of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     /// It is there, or claims of the driver are.
@@ -263,7 +263,7 @@ pub(super) fn presence(owner: &NameOwner, name: &DriverName, known: &Known<'_>) 
     }
 }
 
-/// Whether a source of a kind may be there without being known.
+/// Returns whether a source of a kind may exist without being known.
 fn is_unknown(kind: SourceKind, known: &Known<'_>) -> bool {
     match kind {
         SourceKind::File | SourceKind::Image => !known.is_listed,
@@ -276,7 +276,7 @@ fn is_unknown(kind: SourceKind, known: &Known<'_>) -> bool {
 }
 
 impl NameOwner {
-    /// Whether a source is the owner.
+    /// Returns whether a source is the owner.
     fn fits(&self, facts: &SourceFacts) -> bool {
         match self {
             Self::Source(owner) => facts.source.as_ref() == Some(owner),

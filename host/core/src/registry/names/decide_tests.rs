@@ -119,7 +119,7 @@ fn refused(decision: Decision) -> NameRefusal {
 
 /// A driver with such a name would be called for the devices of a plugin.
 #[test]
-fn no_source_has_a_name_of_the_plugins_drivers() {
+fn plugin_driver_names_are_reserved() {
     let of_plugin = nodedock_model::plugin_driver(&"example.com/gpu".parse().unwrap());
     assert_eq!(of_plugin.as_str(), "gpu.example.com.plugin.nodedock.dev");
     for name in [of_plugin, DriverName::new("plugin.nodedock.dev").unwrap()] {
@@ -135,7 +135,7 @@ fn no_source_has_a_name_of_the_plugins_drivers() {
 }
 
 #[test]
-fn the_owner_is_known_before_it_is_loaded() {
+fn owner_is_known_before_loading() {
     let loading = SourceFacts {
         described: None,
         digest: Fact::Unread,
@@ -165,7 +165,7 @@ fn the_owner_is_known_before_it_is_loaded() {
 }
 
 #[test]
-fn a_name_ends_with_its_source_and_the_last_claim() {
+fn name_ends_with_source_and_claims() {
     let world = World::of([file("aaa")]).owned_by(NameSource::file("gpu"));
     assert_eq!(world.ask(0), Decision::Binds);
     assert_eq!(
@@ -191,7 +191,7 @@ fn a_name_ends_with_its_source_and_the_last_claim() {
 }
 
 #[test]
-fn kinds_of_sources_keep_their_names_from_each_other() {
+fn source_kinds_do_not_share_names() {
     let of_plugin = World::of([file("gpu"), plugin(0)]).owned_by(NameSource::plugin(0));
     assert_eq!(
         refused(of_plugin.ask(0)),
@@ -216,7 +216,7 @@ fn kinds_of_sources_keep_their_names_from_each_other() {
 }
 
 #[test]
-fn instances_of_a_plugin_share_a_name_and_other_users_do_not() {
+fn plugin_instances_share_a_name() {
     let world = World::of([plugin(0), plugin(0), plugin(1000)]).owned_by(NameSource::plugin(0));
     assert_eq!(
         (world.ask(0), world.ask(1)),
@@ -229,7 +229,7 @@ fn instances_of_a_plugin_share_a_name_and_other_users_do_not() {
 }
 
 #[test]
-fn a_plugin_that_restarts_keeps_its_name_for_a_while() {
+fn restarting_plugin_keeps_its_name() {
     let world = World::of([file("aaa")]).owned_by(NameSource::plugin(0));
     assert_eq!(
         World {
@@ -253,7 +253,7 @@ fn a_plugin_that_restarts_keeps_its_name_for_a_while() {
 }
 
 #[test]
-fn a_grant_moves_a_name_and_two_grants_do_not() {
+fn single_grant_moves_a_name() {
     let world = World::of([file("aaa"), granted(file("gpu"))])
         .owned_by(NameSource::file("aaa"))
         .with_claims();
@@ -273,7 +273,7 @@ fn a_grant_moves_a_name_and_two_grants_do_not() {
 }
 
 #[test]
-fn a_grant_for_another_driver_refuses_the_name() {
+fn grant_for_another_driver_refuses_name() {
     let facts = SourceFacts {
         grant: Fact::Is(other_name()),
         ..file("gpu")
@@ -286,7 +286,7 @@ fn a_grant_for_another_driver_refuses_the_name() {
 }
 
 #[test]
-fn a_new_name_waits_for_the_grants_of_others() {
+fn new_name_waits_for_other_grants() {
     let unread = SourceFacts {
         grant: Fact::Unread,
         described: None,
@@ -312,7 +312,7 @@ fn a_new_name_waits_for_the_grants_of_others() {
 }
 
 #[test]
-fn claims_without_a_record_say_whose_the_name_is() {
+fn claims_decide_an_unrecorded_name() {
     let world = |evidence| {
         let sources = [file("aaa"), file("gpu"), plugin(0)];
         World {
@@ -348,7 +348,7 @@ fn claims_without_a_record_say_whose_the_name_is() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_gives_the_name_to_a_grant_alone() {
+fn unreadable_record_requires_a_grant() {
     let world = World {
         owner: Some(NameOwner::Unreadable),
         ..World::of([file("aaa"), granted(file("gpu"))])
@@ -415,7 +415,7 @@ fn worlds() -> impl Strategy<Value = (World, Vec<usize>)> {
 
 proptest! {
     #[test]
-    fn who_gets_a_name_does_not_depend_on_the_order((world, order) in worlds()) {
+    fn name_owner_ignores_source_order((world, order) in worlds()) {
         let forward: Vec<_> = (0..world.sources.len()).collect();
         let may_have = |facts: &&SourceFacts| facts.grant != Fact::Is(other_name());
         let granted: Vec<_> = world.sources.iter().filter(|facts| facts.grant == Fact::Is(name())).collect();
@@ -450,7 +450,7 @@ proptest! {
     }
 
     #[test]
-    fn without_a_grant_no_source_takes_a_name_with_claims((world, _) in worlds()) {
+    fn claimed_name_requires_a_grant((world, _) in worlds()) {
         let world = world.with_claims();
         let Some(NameOwner::Source(owner)) = world.owner.clone() else { return Ok(()) };
         for (at, facts) in world.sources.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What claims and stored files say about the sources of drivers whose names have no record, since the checkpoint was lost. Pure.
+//! Evidence of claims and stored files for the sources of drivers whose names have no record, since the checkpoint was lost. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub struct StoredSource {
     pub stem: String,
 }
 
-/// What one claim says.
+/// Evidence of one claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Testimony {
     Stem(String),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_name_the_file_that_prepared_them() {
+    fn claims_name_their_preparing_file() {
         let wasm = |number, digest| claim(number, DriverKind::Wasm, "1.0.0", digest);
         let stem = |stem: &str| Some(Evidence::Stem(stem.to_owned()));
         let both = [stored("d1", "gpu"), stored("d2", "aaa")];
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_name_the_kind_of_other_drivers() {
+    fn claims_name_other_driver_kinds() {
         let kind = |kind| Some(Evidence::Kind(kind));
         assert_eq!(
             of(&[claim(1, DriverKind::Grpc, "v1", "")], &[stored("d", "a")]),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn rebuilt_claims_tell_native_plugins_and_files_apart() {
+    fn rebuilt_claims_distinguish_plugins_and_files() {
         let rebuilt = |version| [claim(1, DriverKind::Wasm, version, "")];
         assert_eq!(
             of(&rebuilt("v1beta1"), &[]),

@@ -1,9 +1,10 @@
 //! Names in the registry, with a checkpoint: what is durable, what is reserved, and what ends.
 
+use super::super::Registry;
 use super::*;
 use crate::checkpoint;
 use crate::driver::{Driver, DriverIdentity};
-use crate::manager::claims::table::ClaimTable;
+use crate::records::table::ClaimTable;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 
@@ -29,10 +30,10 @@ impl Scene {
         };
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         let unreadable = dump.unreadable_names();
-        (
-            registry.with_names(store, dump.names, unreadable, BTreeMap::new()),
-            checkpoint,
-        )
+        registry
+            .names
+            .load(store, dump.names, unreadable, BTreeMap::new());
+        (registry, checkpoint)
     }
 }
 
@@ -43,11 +44,15 @@ fn name(short: &str) -> DriverName {
 /// A file that was read and described a driver, as its worker says it.
 fn add(registry: &Registry, stem: &str, driver: &str) -> String {
     let key = format!("{stem}.wasm");
-    registry.update(DriverKind::Wasm, &key, |_| ());
-    registry.set_source(&key, Some(NameSource::file(stem)));
-    registry.set_granted_name(&key, None);
-    registry.set_read_digest(&key, Some(format!("digest-{stem}")));
-    registry.set_described(&key, &name(driver));
+    registry.sources.update(DriverKind::Wasm, &key, |_| ());
+    registry
+        .names
+        .set_source(&key, Some(NameSource::file(stem)));
+    registry.names.set_granted_name(&key, None);
+    registry
+        .names
+        .set_read_digest(&key, Some(format!("digest-{stem}")));
+    registry.names.set_described(&key, &name(driver));
     key
 }
 
@@ -72,7 +77,7 @@ fn refused(outcome: Result<NameReservation, NameRefusal>) -> NameRefusal {
 }
 
 async fn bind(registry: &Registry, key: &str, short: &str) {
-    let reserved = registry.reserve_name(key, &name(short)).await.unwrap();
+    let reserved = registry.names.reserve(key, &name(short)).await.unwrap();
     reserved.bind().await.unwrap();
 }
 
@@ -84,18 +89,18 @@ async fn a_bound_name_survives_a_restart() {
     bind(&registry, &owner, "gpu").await;
     checkpoint.close().await;
     let (registry, _checkpoint) = scene.start();
-    registry.set_listed(false);
+    registry.names.set_listed(false);
     let squatter = add(&registry, "aaa", "gpu");
-    assert!(!registry.may_have_name(&squatter, &name("gpu")));
+    assert!(!registry.names.may_have(&squatter, &name("gpu")));
     let owner = add(&registry, "gpu", "gpu");
-    registry.set_listed(true);
-    let why = refused(registry.reserve_name(&squatter, &name("gpu")).await);
+    registry.names.set_listed(true);
+    let why = refused(registry.names.reserve(&squatter, &name("gpu")).await);
     assert_eq!(why, NameRefusal::Belongs(NameSource::file("gpu")));
     bind(&registry, &owner, "gpu").await;
 }
 
 #[tokio::test]
-async fn a_new_name_needs_the_checkpoint_and_a_known_one_does_not() {
+async fn only_new_names_need_checkpoint() {
     let scene = Scene::new();
     let (registry, checkpoint) = scene.start();
     let known = add(&registry, "gpu", "gpu");
@@ -103,22 +108,22 @@ async fn a_new_name_needs_the_checkpoint_and_a_known_one_does_not() {
     checkpoint.close().await;
     bind(&registry, &known, "gpu").await;
     let new = add(&registry, "nic", "nic");
-    let reserved = registry.reserve_name(&new, &name("nic")).await.unwrap();
+    let reserved = registry.names.reserve(&new, &name("nic")).await.unwrap();
     assert!(matches!(
         reserved.bind().await,
         Err(BindError::NotStored(_))
     ));
-    assert_eq!(registry.owner_of(&name("nic")), None);
+    assert_eq!(registry.names.owner_of(&name("nic")), None);
 }
 
 #[tokio::test]
-async fn a_reserved_name_is_of_one_source_until_it_is_dropped() {
+async fn reserved_name_is_exclusive_until_dropped() {
     let (registry, _checkpoint) = Scene::new().start();
     let (first, second) = (add(&registry, "a", "gpu"), add(&registry, "b", "gpu"));
-    let reserved = registry.reserve_name(&first, &name("gpu")).await.unwrap();
-    let why = refused(registry.reserve_name(&second, &name("gpu")).await);
+    let reserved = registry.names.reserve(&first, &name("gpu")).await.unwrap();
+    let why = refused(registry.names.reserve(&second, &name("gpu")).await);
     assert_eq!(why, NameRefusal::Reserved(NameSource::file("a")));
-    let changes = registry.freed_changes();
+    let changes = registry.names.changes();
     drop(reserved);
     assert!(changes.has_changed().unwrap());
     bind(&registry, &second, "gpu").await;
@@ -148,7 +153,7 @@ async fn names_without_sources_leave_the_checkpoint() {
 }
 
 #[tokio::test]
-async fn an_assigned_name_evicts_the_source_before() {
+async fn assigned_name_evicts_previous_source() {
     let (registry, _checkpoint) = Scene::new().start();
     let (owner, other) = (add(&registry, "gpu", "gpu"), add(&registry, "new", "gpu"));
     bind(&registry, &owner, "gpu").await;
@@ -158,7 +163,11 @@ async fn an_assigned_name_evicts_the_source_before() {
         uid: Some(0),
         ..Caller::default()
     };
-    let view = registry.assign_name(&name("gpu"), "new", by).await.unwrap();
+    let view = registry
+        .names
+        .assign(&name("gpu"), "new", by)
+        .await
+        .unwrap();
     assert_eq!(
         (view.source.as_str(), view.timeline[0].cause.as_str()),
         ("new.wasm", "uid 0")
@@ -168,11 +177,11 @@ async fn an_assigned_name_evicts_the_source_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_cannot_be_listed_keeps_no_new_name_back() {
+async fn unlistable_directory_does_not_block_names() {
     let (registry, _checkpoint) = Scene::new().start();
-    registry.set_listed(false);
+    registry.names.set_listed(false);
     let key = add(&registry, "gpu", "gpu");
     let started = Instant::now();
-    assert!(registry.reserve_name(&key, &name("gpu")).await.is_ok());
+    assert!(registry.names.reserve(&key, &name("gpu")).await.is_ok());
     assert_eq!(started.elapsed(), NAME_WAIT);
 }

@@ -59,7 +59,8 @@ impl Scene {
         self.registry.serve("a.wasm", driver("gpu", "1")).unwrap();
         show(&self.registry, "a.wasm", "gpu", DriverState::Serving, "");
         self.registry
-            .follow_conduct("a.wasm", &name("gpu"), &self.containment, &self.tasks);
+            .quarantines
+            .follow("a.wasm", &name("gpu"), &self.containment, &self.tasks);
     }
 
     fn shown(&self) -> (DriverState, String) {
@@ -76,7 +77,7 @@ impl Scene {
     }
 
     async fn until(&self, state: DriverState) {
-        let mut changes = self.registry.0.changes.listen();
+        let mut changes = self.registry.sources.changes().listen();
         while self.shown().0 != state {
             changes.recv().await.unwrap();
         }
@@ -88,11 +89,11 @@ fn conduct() -> Arc<Containment> {
 }
 
 #[tokio::test]
-async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
+async fn quarantine_is_shown_until_it_ends() {
     let notes = Arc::new(Notes::default());
     let scene = Scene::storing(Some(notes.clone()));
     let (mut serving, before) = (
-        scene.registry.serving_changes(),
+        scene.registry.instances.changes(),
         scene.registry.serving(&name("gpu")).unwrap(),
     );
     scene.containment.fail();
@@ -144,10 +145,11 @@ async fn a_quarantine_is_shown_until_its_end_which_notifies_waiting_callers() {
 }
 
 #[tokio::test]
-async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
+async fn resume_errors_are_distinguished() {
     let scene = Scene::new();
     scene
         .registry
+        .sources
         .update(DriverKind::Grpc, "/plugin.sock", |view| {
             view.name = Some(name("nic"))
         });
@@ -174,7 +176,7 @@ async fn reasons_why_a_driver_cannot_be_resumed_are_distinguished() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
+async fn replaced_driver_leaves_no_quarantine() {
     let mut scene = Scene::new();
     scene.containment.fail();
     scene.until(DriverState::Quarantined).await;
@@ -201,20 +203,13 @@ async fn a_driver_that_is_replaced_or_gone_leaves_no_quarantine() {
 
 /// The condition was set after the state was unlocked: for a driver that was removed in between it stayed forever.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quarantine_and_its_condition_are_seen_together() {
+async fn quarantine_and_condition_appear_together() {
     let scene = Scene::new();
     scene.conditions.set(
         "/var",
         Problem::unavailable(ProblemCode::CheckpointDiskFull, "no space"),
     );
-    let state = || {
-        scene
-            .registry
-            .0
-            .state
-            .try_read()
-            .map(|state| state.sources["a.wasm"].state)
-    };
+    let state = || scene.registry.sources.try_state("a.wasm");
     // Read while no other task can set a condition.
     scene
         .conditions

@@ -34,7 +34,7 @@ impl Tree {
         std::fs::read_to_string(self.path(path)).unwrap()
     }
 
-    /// As the host keeps it.
+    /// Returns the value as the host keeps it.
     fn kept(&self, path: &str, before: &str, after: &str) -> KeptValue {
         KeptValue {
             path: path.to_owned(),
@@ -58,7 +58,7 @@ impl Tree {
 const LED: &str = "devices/led/brightness";
 
 #[tokio::test]
-async fn a_value_that_is_as_the_driver_left_it_is_restored_once() {
+async fn unchanged_value_is_restored_once() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "7\n").unwrap();
     let kept = tree.kept(LED, "0", "7");
@@ -82,7 +82,7 @@ async fn a_value_that_is_as_the_driver_left_it_is_restored_once() {
 }
 
 #[tokio::test]
-async fn a_write_without_a_known_outcome_counts_as_made_if_its_value_is_there() {
+async fn pending_write_counts_if_present() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "7\n").unwrap();
     let open = KeptValue {
@@ -106,7 +106,7 @@ async fn a_write_without_a_known_outcome_counts_as_made_if_its_value_is_there() 
 }
 
 #[tokio::test]
-async fn a_value_that_another_program_changed_that_is_gone_or_of_another_file_is_left() {
+async fn foreign_or_missing_value_is_kept() {
     let tree = Tree::new();
     let kept = tree.kept(LED, "0", "7");
     std::fs::write(tree.path(LED), "3\n").unwrap();
@@ -124,7 +124,7 @@ async fn a_value_that_another_program_changed_that_is_gone_or_of_another_file_is
 }
 
 #[tokio::test]
-async fn what_may_not_be_written_today_is_left() {
+async fn forbidden_value_is_not_restored() {
     let tree = Tree::new();
     let denied = tree.kept("devices/led/power/control", "0", "1");
     assert_eq!(tree.left(&denied).await, "never-allowed");
@@ -152,7 +152,7 @@ async fn what_may_not_be_written_today_is_left() {
 }
 
 #[tokio::test]
-async fn a_value_that_could_not_be_read_is_left_and_said() {
+async fn unreadable_value_is_reported() {
     let tree = Tree::new();
     let blind = KeptValue {
         before: None,
@@ -166,7 +166,7 @@ async fn a_value_that_could_not_be_read_is_left_and_said() {
 
 /// A file of a test keeps the rest of a longer value, as no attribute does. The value that it then reads as is reported.
 #[tokio::test]
-async fn a_value_that_reads_otherwise_than_before_is_reported() {
+async fn differently_read_value_is_reported() {
     let tree = Tree::new();
     std::fs::write(tree.path(LED), "100\n").unwrap();
     let fate = tree.tree.restore(&tree.kept(LED, "5", "100"), false).await;
@@ -177,7 +177,7 @@ async fn a_value_that_reads_otherwise_than_before_is_reported() {
 }
 
 #[test]
-fn of_choices_the_chosen_one_is_written() {
+fn only_the_selected_choice_is_written() {
     for (before, now, written) in [
         (
             "none [timer] heartbeat",
@@ -209,7 +209,7 @@ fn of_choices_the_chosen_one_is_written() {
 }
 
 #[test]
-fn of_choices_that_are_others_now_the_chosen_one_is_written_if_it_is_left() {
+fn selected_choice_survives_changed_list() {
     for (before, now, written) in [
         (
             "none [timer] heartbeat",
@@ -225,7 +225,7 @@ fn of_choices_that_are_others_now_the_chosen_one_is_written_if_it_is_left() {
 }
 
 #[tokio::test]
-async fn a_text_in_brackets_is_restored_whole() {
+async fn bracketed_text_is_restored_whole() {
     // A kernel takes a value as a whole, and a file of a test does not.
     let files = Tree::new();
     let root = SysfsRoot::open_simulated(files.directory.path()).unwrap();
@@ -252,7 +252,7 @@ async fn a_text_in_brackets_is_restored_whole() {
 proptest::proptest! {
     /// A list of choices is written by its chosen word, and nothing but a list with the same choices is taken for one.
     #[test]
-    fn only_the_same_choices_are_a_list(
+    fn only_equal_choices_form_a_list(
         before in proptest::collection::vec("[a-c\\[\\]]{1,4}", 0..5),
         now in proptest::collection::vec("[a-c\\[\\]]{1,4}", 0..5),
     ) {

@@ -1,4 +1,4 @@
-//! What the claim manager prepared for the kubelet, reported to those who read and write claims at the API server.
+//! Reports of the claims that the claim manager prepared for the kubelet, for the readers and writers of claims at the API server.
 
 use std::sync::Arc;
 
@@ -12,7 +12,9 @@ use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::status::{Reported, Statuses};
-use nodedock_model::{ChangedKind, ClaimStatuses, ReportedDevice};
+use nodedock_model::{
+    ChangedKind, ClaimStatuses, DeviceName, DriverName, PoolName, ReportedDevice,
+};
 
 /// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
 pub(super) async fn report_prepared(
@@ -71,7 +73,7 @@ pub(in crate::app) async fn report_statuses(
     }
 }
 
-/// What drivers report of each prepared claim; of some nothing.
+/// Returns the device statuses that drivers report of each prepared claim; of some claims there are none.
 fn reported(manager: &Manager) -> Reported {
     let prepared = manager.kubelet.held().into_iter();
     let prepared = prepared.map(|held| ClaimStatuses {
@@ -87,23 +89,14 @@ fn reported(manager: &Manager) -> Reported {
 /// Adds the times of allocations, and the failures of devices. A device may have both a failure and what its driver reported.
 fn with_early(mut reported: Reported, early: &Reported) -> Reported {
     for (uid, early) in early {
-        let none = || ClaimStatuses {
-            devices: Vec::new(),
-            ..early.clone()
-        };
-        let known = reported.entry(uid.clone()).or_insert_with(none);
+        let known = reported
+            .entry(uid.clone())
+            .or_insert_with(|| ClaimStatuses {
+                devices: Vec::new(),
+                ..early.clone()
+            });
         known.allocated_ms = early.allocated_ms;
         for failed in &early.devices {
-            let key = |device: &ReportedDevice| {
-                let ReportedDevice {
-                    driver,
-                    pool,
-                    device,
-                    share_id,
-                    ..
-                } = device.clone();
-                (driver, pool, device, share_id)
-            };
             match known
                 .devices
                 .iter_mut()
@@ -121,6 +114,10 @@ fn with_early(mut reported: Reported, early: &Reported) -> Reported {
         }
     }
     reported
+}
+
+fn key(of: &ReportedDevice) -> (&DriverName, &PoolName, &DeviceName, Option<&str>) {
+    (&of.driver, &of.pool, &of.device, of.share_id.as_deref())
 }
 
 #[cfg(test)]
@@ -163,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_reported_beside_what_the_driver_reported() {
+    fn failure_is_added_to_driver_conditions() {
         let reported = statuses("one", 0, &[("gpu-0", "Ready")]);
         let early = statuses("one", 7, &[("gpu-0", "Failed"), ("gpu-1", "Failed")]);
         let both = with_early(reported, &early);

@@ -80,7 +80,7 @@ impl Connection {
         sent.map_err(|_| io::ErrorKind::TimedOut)?
     }
 
-    /// Sends what the other instance needs to go on listening, and then the message.
+    /// Sends the listening sockets, which the other instance needs to continue listening, and then the message.
     pub(super) async fn give(
         &mut self,
         listeners: &Listeners,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn messages_arrive_whole_or_as_an_error_in_time() {
+    async fn messages_arrive_whole_or_fail() {
         let pair = || {
             UnixStream::pair()
                 .map(|(a, b)| (Connection::new(a), b))

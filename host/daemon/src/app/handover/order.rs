@@ -1,4 +1,4 @@
-//! Which of two instances is the newer: the one that was seen first later. Pure.
+//! Order of two instances: the newer one is the one that was first seen later. Pure.
 
 use crate::app::handover::INSTANCES_MAX;
 use nodedock_model::Uid;
@@ -44,13 +44,16 @@ impl Order {
     }
 
     pub(super) fn decide(&self, serves: &Uid, requests: &Uid) -> Decision {
-        let position = |uid: &Uid| self.0.iter().position(|known| known == uid);
-        match (position(serves), position(requests)) {
+        match (self.position(serves), self.position(requests)) {
             _ if serves == requests => Decision::Duplicate,
             (Some(serves), Some(requests)) if requests < serves => Decision::StandBy,
             // An unknown instance is new.
             _ => Decision::HandOver,
         }
+    }
+
+    fn position(&self, uid: &Uid) -> Option<usize> {
+        self.0.iter().position(|known| known == uid)
     }
 }
 
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instance_that_was_seen_later_takes_precedence() {
+    fn last_seen_instance_takes_precedence() {
         let mut order = Order::default();
         order.add(&uid("old"));
         let decide = |order: &Order, serves, asks| order.decide(&uid(serves), &uid(asks));
@@ -79,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_read_as_it_was_written_and_other_lines_are_left_out() {
+    fn instance_order_round_trips() {
         let mut order = Order::default();
         for n in 0..INSTANCES_MAX + 3 {
             order.add(&uid(&format!("i-{n}")));
@@ -93,7 +96,7 @@ mod tests {
     proptest! {
         /// An instance that handed over to another one is not handed the lease back by it.
         #[test]
-        fn two_instances_never_hand_over_to_and_fro(seen in proptest::collection::vec(0..6u8, 0..12), a in 0..6u8, b in 0..6u8) {
+        fn handover_between_two_instances_is_final(seen in proptest::collection::vec(0..6u8, 0..12), a in 0..6u8, b in 0..6u8) {
             let name = |n: u8| uid(&format!("i-{n}"));
             let mut order = Order::default();
             seen.iter().for_each(|n| order.add(&name(*n)));

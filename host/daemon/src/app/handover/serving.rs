@@ -15,7 +15,7 @@ use nodedock_base::error::chain;
 use nodedock_base::socket;
 use nodedock_model::Uid;
 
-/// Instances that stand by concurrently; the oldest of more connect again.
+/// Maximum number of instances on standby at the same time; of more, the oldest connect again.
 const HANDOVER_STANDBY_MAX: usize = 16;
 
 pub(super) struct HandoverListener {
@@ -83,7 +83,7 @@ impl HandoverListener {
                 }));
             }
             Decision::StandBy => {
-                tracing::info!(%instance, "an older instance stands by");
+                tracing::info!(%instance, "an older instance is on standby");
                 connection
                     .send(&Message::StandBy {
                         instance: self.instance.clone(),

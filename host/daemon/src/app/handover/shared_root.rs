@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_instance_has_the_lease_until_it_is_dropped() {
+    fn lease_is_exclusive_until_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let (one, other) = (
             root(directory.path(), "one"),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_stored_in_a_file_and_a_damaged_one_begins_again() {
+    fn damaged_order_file_is_reset() {
         let directory = tempfile::tempdir().unwrap();
         root(directory.path(), "one").record();
         let order = root(directory.path(), "other").record();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sockets_that_accept_and_other_files_stay() {
+    async fn only_abandoned_sockets_are_removed() {
         let directory = tempfile::tempdir().unwrap();
         let root = root(directory.path(), "one");
         let socket = |name: &str| root.paths.probes_of(&Uid::new(name).unwrap());

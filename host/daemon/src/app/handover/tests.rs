@@ -53,7 +53,7 @@ fn released() -> Message {
 }
 
 #[tokio::test]
-async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
+async fn newer_instance_acquires_lease_after_release() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let (lease, mut requests) = serving(&old).await;
@@ -72,7 +72,7 @@ async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_client_that_dials_meanwhile_is_accepted_by_the_newer_instance() {
+async fn handover_transfers_pending_connections() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let (lease, mut requests) = serving(&old).await;
@@ -113,7 +113,7 @@ async fn a_client_that_dials_meanwhile_is_accepted_by_the_newer_instance() {
 }
 
 #[tokio::test]
-async fn an_instance_that_dies_while_it_hands_over_leaves_the_lease_free() {
+async fn dying_instance_frees_the_lease() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let (lease, mut requests) = serving(&old).await;
@@ -125,7 +125,7 @@ async fn an_instance_that_dies_while_it_hands_over_leaves_the_lease_free() {
 }
 
 #[tokio::test]
-async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
+async fn dead_successor_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let (_lease, mut requests) = serving(&old).await;
@@ -143,7 +143,7 @@ async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
 }
 
 #[tokio::test]
-async fn a_second_instance_of_a_uid_is_refused_and_strangers_delay_no_other() {
+async fn duplicate_instance_uid_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let (_lease, mut requests) = serving(&old).await;
@@ -166,7 +166,7 @@ async fn a_second_instance_of_a_uid_is_refused_and_strangers_delay_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
+async fn start_fails_if_owner_is_silent() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = roots(directory.path());
     let _lease = old.try_lock().unwrap().unwrap();

@@ -1,5 +1,5 @@
 //! The side of an instance that does not serve: it takes the lease when that is free, requests the handover from the instance that
-//! serves, and stands by while that one is newer.
+//! serves, and is on standby while that one is newer.
 
 use std::io;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const HANDOVER_RETRY_MAX: Duration = Duration::from_secs(2);
 const HANDOVER_RELEASE: Duration = Duration::from_secs(75);
 
 /// The end of a request.
-enum Answer {
+enum HandoverOutcome {
     Released(Peer),
     /// A newer instance served, and has ended.
     Ended,
@@ -41,22 +41,21 @@ pub(super) async fn acquire(
     listeners: &Listeners,
     report: impl Fn(String),
 ) -> Result<(Lease, Option<Peer>)> {
-    let new_backoff = || Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX);
     let (mut backoff, mut silent_since) = (new_backoff(), None);
     loop {
         if let Some(lease) = root.try_lock()? {
             return Ok((lease, None));
         }
         match request(root, listeners, &report).await? {
-            Answer::Released(previous) => match released_lease(root).await? {
+            HandoverOutcome::Released(previous) => match released_lease(root).await? {
                 Some(lease) => return Ok((lease, Some(previous))),
                 None => silent_since = None,
             },
-            Answer::Ended => {
+            HandoverOutcome::Ended => {
                 (backoff, silent_since) = (new_backoff(), None);
                 sleep(HANDOVER_PATIENCE).await;
             }
-            Answer::Silence => {
+            HandoverOutcome::Silence => {
                 let since = *silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > HANDOVER_SILENT {
                     let (lock, socket) = (
@@ -74,13 +73,17 @@ pub(super) async fn acquire(
     }
 }
 
+fn new_backoff() -> Backoff {
+    Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX)
+}
+
 async fn request(
     root: &SharedRoot,
     listeners: &Listeners,
     report: &impl Fn(String),
-) -> Result<Answer> {
+) -> Result<HandoverOutcome> {
     let Ok(stream) = UnixStream::connect(&root.paths.handover).await else {
-        return Ok(Answer::Silence);
+        return Ok(HandoverOutcome::Silence);
     };
     let mut connection = Connection::new(stream);
     report("it waits for the instance before to hand over".to_owned());
@@ -94,7 +97,7 @@ async fn request(
     };
     match answer.await {
         Ok(Some(Message::Released { instance })) => {
-            return Ok(Answer::Released(Peer {
+            return Ok(HandoverOutcome::Released(Peer {
                 instance,
                 connection,
             }));
@@ -102,10 +105,10 @@ async fn request(
         Ok(Some(Message::StandBy { instance })) => {
             tracing::info!(serves = %instance, "a newer instance serves; standing by");
             report(format!(
-                "it stands by: the newer instance {instance} serves"
+                "it is on standby: the newer instance {instance} serves"
             ));
             connection.closed().await;
-            return Ok(Answer::Ended);
+            return Ok(HandoverOutcome::Ended);
         }
         Ok(Some(Message::Refused { why })) => {
             bail!("{why}: each needs an --instance-uid of its own")
@@ -125,7 +128,7 @@ async fn request(
             "the instance that serves was not understood"
         ),
     }
-    Ok(Answer::Silence)
+    Ok(HandoverOutcome::Silence)
 }
 
 /// Takes the lease that was released. `None`: another instance was faster.

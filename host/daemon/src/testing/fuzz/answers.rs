@@ -12,7 +12,7 @@ use nodedock_model::{
     AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectName,
     ObjectRef, PoolNames, PreparedBy, PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
 };
-use nodedock_wasm::testing::fuzz::{Answer, Prepared, answer, driver};
+use nodedock_wasm::testing::fuzz::{AcceptedAnswer, Prepared, answer, driver};
 
 /// An answer of a driver.
 pub fn answers(data: &[u8]) -> bool {
@@ -20,7 +20,7 @@ pub fn answers(data: &[u8]) -> bool {
         return false;
     };
     match answer {
-        Answer::Description(info) => {
+        AcceptedAnswer::Description(info) => {
             bounds::description(&info);
             assert!(
                 is_cdi_vendor_or_class(info.name.as_str()),
@@ -28,10 +28,10 @@ pub fn answers(data: &[u8]) -> bool {
                 info.name
             );
         }
-        Answer::Inventory(inventory) => bounds::inventory(&inventory),
-        Answer::Health(report) => bounds::health(&report),
-        Answer::Refusal(problem) => refused(problem),
-        Answer::Prepared(prepared) => self::prepared(*prepared),
+        AcceptedAnswer::Inventory(inventory) => bounds::inventory(&inventory),
+        AcceptedAnswer::Health(report) => bounds::health(&report),
+        AcceptedAnswer::Refusal(problem) => refused(problem),
+        AcceptedAnswer::Prepared(prepared) => self::prepared(*prepared),
     }
     true
 }

@@ -36,7 +36,7 @@ fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
 
 /// A seed's name says whether it is refused (`refused-…`) or accepted.
 #[test]
-fn every_seed_keeps_the_promises_of_its_target() {
+fn seeds_satisfy_their_fuzz_target() {
     for (target, function) in TARGETS {
         let seeds = seeds(target);
         for (name, bytes) in &seeds {
@@ -59,7 +59,7 @@ fn every_seed_keeps_the_promises_of_its_target() {
 }
 
 #[test]
-fn every_table_of_the_checkpoint_has_a_record_that_is_accepted() {
+fn every_checkpoint_table_has_accepted_seed() {
     let seeds = seeds("record");
     let accepted = |letter| {
         seeds
@@ -75,7 +75,7 @@ fn every_table_of_the_checkpoint_has_a_record_that_is_accepted() {
 
 /// A short run of what fuzzing does: the functions get inputs that no seed has.
 #[test]
-fn seeds_with_a_byte_changed_break_no_promise() {
+fn mutated_seeds_satisfy_their_target() {
     for (target, function) in TARGETS {
         for (name, bytes) in seeds(target) {
             let step = bytes.len() / 24 + 1;

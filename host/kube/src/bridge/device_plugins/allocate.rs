@@ -13,26 +13,25 @@ use tokio::time::Instant;
 use super::device_id;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
-use crate::bridge::claims::DeviceClaim;
+use crate::bridge::claims::{DeviceClaim, DeviceIds};
 use crate::bridge::plugin_claim::{self, Ids};
 use crate::bridge::{Context, convert};
-use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
-    ContainerAllocation, DriverKind, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet,
-    Problem, ProblemCode, ProblemKind, Uid, limit,
+    ContainerAllocation, DriverKind, DriverName, ObjectRef, PreparedForKubelet, Problem,
+    ProblemCode, ProblemKind, Uid, limit,
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
 const UNPREPARE_WAIT: Duration = Duration::from_secs(15);
 
-/// What the Allocates of all resources share.
+/// Shared state of the Allocates of all resources.
 #[derive(Default)]
 pub(in crate::bridge) struct Allocations {
-    /// By driver and device.
+    /// Locks by driver and device.
     locks: Locks<(DriverName, String)>,
-    /// When a kubelet requested a claim last.
+    /// Time of a kubelet's last request for each claim.
     requested: Mutex<HashMap<Uid, Instant>>,
     /// Notified when a claim is prepared.
     pub(super) begun: Notify,
@@ -55,25 +54,23 @@ pub(super) struct Allocate {
 }
 
 impl Allocate {
-    /// What the container needs for its devices: CDI names and annotations. Not cancelled when the future is dropped: the kubelet
-    /// repeats the call.
+    /// Returns the CDI names and annotations that the container needs for its devices. Not cancelled when the future is dropped: the
+    /// kubelet repeats the call.
     pub(super) async fn run(self) -> Result<ContainerAllocation, Problem> {
         if self.ids.is_empty() {
             return Ok(ContainerAllocation::default());
         }
         let context = self.resource.context.clone();
-        let interrupted = || {
-            Problem::internal(
-                ProblemCode::Interrupted,
-                "the allocation ended before its time; retry it",
-            )
-        };
+
         let work = async move { self.allocate_when_served().await };
         let tasks = &context.parts.tasks;
         tasks
             .complete("device-plugin-allocate", work)
             .await
-            .unwrap_or_else(|| Err(interrupted()))
+            .unwrap_or_else(|| {
+                let message = "the allocation ended before its time; retry it";
+                Err(Problem::internal(ProblemCode::Interrupted, message))
+            })
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -145,12 +142,13 @@ impl Allocate {
             .device_claims()
             .into_iter()
             .filter(|claim| claim.driver == self.driver);
-        let existing = |claim: DeviceClaim| Existing {
-            is_fresh: now < claim.requested + admission,
-            claim,
-            is_used: None,
-        };
-        claims.map(existing).collect()
+        claims
+            .map(|claim| Existing {
+                is_fresh: now < claim.requested + admission,
+                claim,
+                is_used: None,
+            })
+            .collect()
     }
 
     /// A device that is not listed any more may still be requested by the pod that has it. The list counts as it is once the devices are
@@ -162,13 +160,11 @@ impl Allocate {
             .iter()
             .map(|device| device.id.clone())
             .collect();
-        let is_known = |id: &&String| {
-            listed.contains(*id)
-                || existing
-                    .iter()
-                    .any(|known| known.claim.devices.contains(*id))
-        };
-        let Some(unknown) = self.ids.iter().find(|id| !is_known(id)) else {
+        let unknown = self.ids.iter().find(|id| {
+            let mut existing = existing.iter();
+            !listed.contains(*id) && !existing.any(|known| known.claim.devices.contains(*id))
+        });
+        let Some(unknown) = unknown else {
             return Ok(());
         };
         let (unknown, resource, driver) =
@@ -256,12 +252,12 @@ impl Context {
             devices,
             requested,
         } = unused;
-        let lock_device = |id: &String| {
+        let locks = devices.iter().map(|id| {
             self.allocations
                 .locks
                 .try_take(&(driver.clone(), id.clone()))
-        };
-        let Some(_devices) = devices.iter().map(lock_device).collect::<Option<Vec<_>>>() else {
+        });
+        let Some(_devices) = locks.collect::<Option<Vec<_>>>() else {
             return Ok(false);
         };
         if self.requested_at(&claim.uid) != *requested {
@@ -274,7 +270,7 @@ impl Context {
         Ok(true)
     }
 
-    /// When a kubelet requested a claim last; for one from before a restart, the start.
+    /// Returns the time at which a kubelet last requested a claim; for a claim from before a restart, the time of the start.
     pub(in crate::bridge) fn requested_at(&self, claim: &Uid) -> Instant {
         self.allocations
             .requested
@@ -286,22 +282,18 @@ impl Context {
 
     /// Forgets claims that are gone, unless they were requested after `since`.
     pub(super) fn forget_all_but(&self, claims: &[DeviceClaim], since: Instant) {
-        let is_known = |uid: &Uid| claims.iter().any(|known| known.claim.uid == *uid);
-        self.allocations
-            .requested
-            .lock()
-            .retain(|uid, requested| *requested > since || is_known(uid));
+        self.allocations.requested.lock().retain(|uid, requested| {
+            *requested > since || claims.iter().any(|known| known.claim.uid == *uid)
+        });
     }
 }
 
 /// Adds CDI names of the requested devices, each once, and annotations, of which the first of a key counts.
 fn add(answer: &mut ContainerAllocation, prepared: PreparedForKubelet, requested: &Ids) {
-    let is_requested =
-        |device: &KubeletDevice| requested.contains(&device_id(&device.pool, &device.device));
     for name in prepared
         .devices
         .into_iter()
-        .filter(is_requested)
+        .filter(|device| requested.contains(&device_id(&device.pool, &device.device)))
         .flat_map(|device| device.cdi)
     {
         if !answer.cdi_devices.contains(&name) {

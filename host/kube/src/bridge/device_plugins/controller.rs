@@ -36,10 +36,10 @@ const MESSAGE_BYTES_MAX: usize = 512;
 
 pub(super) struct ResourceController {
     resource: Arc<OfferedResource>,
-    /// Of the resource's socket.
+    /// Name of the resource's socket.
     name: String,
     kubelet_path: PathBuf,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     state: RegistrationState,
     /// Those that the kubelet has.
@@ -166,11 +166,13 @@ impl ResourceController {
             (Ok(()), None) => Err(PluginRegistration::Waiting("no socket is there".to_owned())),
             (Ok(()), Some(kubelet)) => {
                 let call = tokio::time::timeout(REGISTER_DEADLINE, self.call(kubelet));
-                let no_answer = || format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
-                let answer = call
-                    .await
-                    .unwrap_or_else(|_| Err(PluginRegistration::Waiting(no_answer())));
-                answer.map(|()| kubelet)
+                match call.await {
+                    Ok(answer) => answer.map(|()| kubelet),
+                    Err(_) => {
+                        let why = format!("no answer within {} s", REGISTER_DEADLINE.as_secs());
+                        Err(PluginRegistration::Waiting(why))
+                    }
+                }
             }
         };
         let (metrics, resource) = (&self.resource.context.metrics, &self.resource.name);
@@ -199,13 +201,11 @@ impl ResourceController {
             return;
         };
         let names = self.sockets.borrow().keys().cloned().collect::<Vec<_>>();
-        let is_other = |name: &String| {
-            *name != self.name
-                && name
-                    .rsplit_once('-')
-                    .is_some_and(|(before, _)| before == of_resource)
-        };
-        for name in names.into_iter().filter(is_other) {
+        let stale = names.into_iter().filter(|name| {
+            let before = name.rsplit_once('-').map(|(before, _)| before);
+            *name != self.name && before == Some(of_resource)
+        });
+        for name in stale {
             tracing::info!(socket = name, "removed: a process that ended has left it");
             // It may be gone by now.
             let _ = std::fs::remove_file(self.kubelet_path.with_file_name(name));
@@ -279,13 +279,14 @@ impl ResourceController {
         // First: a condition is about this status.
         *self.resource.registration.lock() = status.clone();
         let code = ProblemCode::DevicePluginRefused;
-        let refusal = |why: &String| {
-            let message = format!("the kubelet does not take the extended resource {name}: {why}");
-            Problem::unavailable(code, message)
-        };
+
         let is_away = self.state.away_at().is_some_and(|at| at <= Instant::now());
         let (refused, away) = match status {
-            PluginRegistration::Refused(why) => (Some(refusal(why)), None),
+            PluginRegistration::Refused(why) => {
+                let message =
+                    format!("the kubelet does not take the extended resource {name}: {why}");
+                (Some(Problem::unavailable(code, message)), None)
+            }
             PluginRegistration::Waiting(why) if is_away => (None, Some(why.as_str())),
             PluginRegistration::Waiting(_) | PluginRegistration::Followed => (None, None),
         };

@@ -29,7 +29,7 @@ pub(crate) const IN_USE_UNKNOWN: Duration = Duration::from_secs(180);
 const MESSAGE_BYTES_MAX: usize = 512;
 
 impl PodDevices {
-    /// Whether pods use devices of a claim, under the name of its resource: a claim's name says which resource it is of.
+    /// Returns whether pods use devices of a claim, under the name of its resource: a claim's name identifies its resource.
     pub(super) fn use_any(&self, of: &DeviceClaim) -> bool {
         self.in_use.iter().any(|(resource, ids)| {
             !ids.is_disjoint(&of.devices)
@@ -42,8 +42,12 @@ impl PodDevices {
 /// Lists the devices that pods use. The error says why that is not known.
 pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
     let listed = tokio::time::timeout(deadline, complete_list(context, deadline)).await;
-    let too_late = || format!("list the devices of pods within {} s", deadline.as_secs());
-    let listed = listed.unwrap_or_else(|_| Err(too_late()));
+    let listed = listed.unwrap_or_else(|_| {
+        Err(format!(
+            "list the devices of pods within {} s",
+            deadline.as_secs()
+        ))
+    });
     context
         .metrics
         .looked(if listed.is_ok() { "answered" } else { "failed" });
@@ -84,19 +88,22 @@ pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<Po
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let mut request = Request::new(wire::ListPodResourcesRequest {});
     request.set_timeout(deadline);
-    let failed = |status: tonic::Status| {
-        let message = one_line(status.message(), MESSAGE_BYTES_MAX);
-        format!("list the devices of pods: {:?}: {message}", status.code())
-    };
     Ok(convert::pod_devices(
-        client.list(request).await.map_err(failed)?.into_inner(),
+        client
+            .list(request)
+            .await
+            .map_err(|status| {
+                let message = one_line(status.message(), MESSAGE_BYTES_MAX);
+                format!("list the devices of pods: {:?}: {message}", status.code())
+            })?
+            .into_inner(),
     ))
 }
 
 /// Releases claims whose devices no pod uses any more.
 pub(super) struct UnusedClaims {
     context: Arc<Context>,
-    /// In the kubelet's directory.
+    /// Sockets in the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     usage: ClaimUsage,
     /// The kubelet that listed last.
@@ -220,7 +227,7 @@ mod tests {
     use nodedock_model::DriverName;
 
     #[test]
-    fn a_claim_is_in_use_under_the_name_of_its_resource_only() {
+    fn claim_use_matches_its_resource_name() {
         let driver = DriverName::new("gpu.example.com").unwrap();
         let resource = |name: &str| ExtendedResource::new(format!("example.com/{name}")).unwrap();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Ids>();

@@ -1,18 +1,19 @@
-//! Which resources are offered to a kubelet, with which devices: what drivers publish, and what was offered before a restart. Pure.
+//! Offers of resources to a kubelet, with their devices: what drivers publish, and what was offered before a restart. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::split_id;
-use crate::extended_resources::{DeviceIds, Mechanism, Mechanisms};
+use crate::bridge::claims::DeviceIds;
+use crate::extended_resources::{Mechanism, Mechanisms};
 use nodedock_model::{DriverName, ExtendedResource, OfferSource, PluginDevice, ResourceOffer};
 
 /// Devices that are stored for a restart: several megabytes, which one commit writes.
 const STORED_DEVICES_MAX: usize = 100_000;
 
-/// By resource.
+/// Offers by resource.
 pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, ResourceOffer>;
 
-/// What is known of pools with a resource's name, and of native device plugins.
+/// Observed pools with a resource name, and observed native device plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ObservedPools {
     /// Resources that pools of a driver or a device plugin have, also for a time after that is gone.
@@ -25,20 +26,16 @@ pub(super) struct ObservedPools {
     pub(super) published: BTreeMap<DriverName, BTreeSet<ExtendedResource>>,
 }
 
-/// What is there, and what was there before a restart unless another owner has it or its driver no longer publishes it. What was taken
-/// over or withdrawn is removed from `remembered` for good.
+/// Returns the current offers, and those from before a restart unless another owner has the resource or its driver no longer publishes it.
+/// Offers that were taken over or withdrawn are removed from `remembered` for good.
 pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offers {
-    let is_withdrawn = |resource: &ExtendedResource, driver: &DriverName| {
-        observed
-            .published
-            .get(driver)
-            .is_some_and(|resources| !resources.contains(resource))
-    };
     remembered.retain(|resource, offer| {
         let is_current = match offer.source.driver() {
             None => !observed.adapted.contains(resource),
             Some(driver) => {
-                !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver)
+                let published = observed.published.get(driver);
+                !observed.of_plugins.contains(resource)
+                    && published.is_none_or(|resources| resources.contains(resource))
             }
         };
         !observed.offers.contains_key(resource) && is_current
@@ -55,20 +52,20 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
 /// The offers that are stored for a restart: the first resources whose devices there is room for.
 pub(super) fn storable(offers: &Offers) -> Offers {
     let mut room = STORED_DEVICES_MAX;
-    let has_room = |(_, offer): &(&ExtendedResource, &ResourceOffer)| {
-        let left = room.checked_sub(offer.devices.len());
-        room = left.unwrap_or(room);
-        left.is_some()
-    };
     offers
         .iter()
-        .filter(has_room)
+        .filter(|(_, offer)| {
+            let left = room.checked_sub(offer.devices.len());
+            room = left.unwrap_or(room);
+            left.is_some()
+        })
         .map(|(resource, offer)| (resource.clone(), offer.clone()))
         .collect()
 }
 
-/// What is offered of it to the kubelet. Of a pool that another mechanism offers, or none, the list has the devices that the kubelet's
-/// device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a plugin.
+/// Returns the offers to the kubelet, by the mechanism of each pool. For a pool that another mechanism offers, or none, the list has the
+/// devices that the kubelet's device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a
+/// plugin.
 pub(super) fn by_mechanism(
     mut offers: Offers,
     mechanisms: &Mechanisms,
@@ -80,11 +77,10 @@ pub(super) fn by_mechanism(
         };
         let mut is_here = mechanisms.is_at_kubelet(&driver, resource);
         offer.devices.retain_mut(|device| {
-            let Some((pool, name)) = split_id(&device.id) else {
+            let Some((pool, _)) = split_id(&device.id) else {
                 return false;
             };
             if mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin) {
-                device.healthy &= !mechanisms.is_claimed(&driver, &pool, &name);
                 is_here = true;
                 return true;
             }
@@ -103,21 +99,19 @@ pub(super) fn with_held(
     held: Vec<(ExtendedResource, DriverName, BTreeSet<String>)>,
 ) -> Offers {
     for (resource, driver, ids) in held {
-        let empty = || {
+        let offer = offers.entry(resource.clone()).or_insert_with(|| {
             let source = OfferSource::Driver(driver);
             ResourceOffer {
                 resource: resource.clone(),
                 source,
                 devices: Vec::new(),
             }
-        };
-        let offer = offers.entry(resource.clone()).or_insert_with(empty);
-        let device = |id| PluginDevice {
+        });
+        offer.devices.extend(ids.into_iter().map(|id| PluginDevice {
             id,
             healthy: false,
             numa_nodes: Vec::new(),
-        };
-        offer.devices.extend(ids.into_iter().map(device));
+        }));
         offer.devices.sort_by(|a, b| a.id.cmp(&b.id));
         offer.devices.dedup_by(|a, b| a.id == b.id);
     }
@@ -153,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_beyond_the_room_are_not_stored() {
+    fn offers_over_the_limit_are_dropped() {
         let ids: Vec<_> = (0..=STORED_DEVICES_MAX).map(|n| format!("p/{n}")).collect();
         let ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let offers = Offers::from([
@@ -166,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_offered_is_offered_until_its_driver_publishes() {
+    fn old_offer_lasts_until_driver_publishes() {
         let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
         let mut remembered = known.clone();
         assert_eq!(desired(&ObservedPools::default(), &mut remembered), known);
@@ -192,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_had_is_offered_until_it_lists_again() {
+    fn old_plugin_offer_lasts_until_list() {
         let plugin = ResourceOffer {
             source: OfferSource::Plugin(DeviceOptions::default()),
             ..offer("a", &["0"])
@@ -217,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_plugin_had_is_withdrawn_when_it_becomes_a_driver() {
+    fn old_plugin_offer_ends_with_adapter() {
         let plugin = ResourceOffer {
             source: OfferSource::Plugin(DeviceOptions::default()),
             ..offer("a", &["0"])
@@ -234,21 +228,20 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_the_pools_of_its_mechanism_and_of_others_what_pods_have() {
-        let status = |offered, claimed: &[&str]| PoolStatus {
+    fn list_keeps_allocated_devices_as_unhealthy() {
+        let status = |offered| PoolStatus {
             resource: resource("gpu"),
             offered,
             waits_for: String::new(),
-            claimed: claimed.iter().map(|name| name.parse().unwrap()).collect(),
         };
         let key = |pool: &str| LocalPool {
             driver: driver("a"),
             pool: pool.parse().unwrap(),
         };
         let pools = [
-            (key("here"), status(Some(Mechanism::DevicePlugin), &["1"])),
-            (key("slices"), status(Some(Mechanism::Dra), &[])),
-            (key("neither"), status(None, &[])),
+            (key("here"), status(Some(Mechanism::DevicePlugin))),
+            (key("slices"), status(Some(Mechanism::Dra))),
+            (key("neither"), status(None)),
         ];
         let mechanisms = Mechanisms {
             pools: pools.into(),
@@ -278,7 +271,7 @@ mod tests {
             devices,
             [
                 ("here/0", true),
-                ("here/1", false),
+                ("here/1", true),
                 ("neither/1", false),
                 ("slices/0", false)
             ]
@@ -297,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_the_time_before_an_adapter_are_listed_as_unhealthy_with_and_without_others() {
+    fn devices_predating_adapter_are_listed_unhealthy() {
         let held = |ids: &[&str]| {
             vec![(
                 resource("gpu"),
@@ -323,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_without_it_and_another_owner_withdraw_it() {
+    fn dropped_or_taken_resource_is_withdrawn() {
         let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
         let without = ObservedPools {
             published: BTreeMap::from([(driver("a"), BTreeSet::new())]),

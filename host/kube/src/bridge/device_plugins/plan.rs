@@ -1,8 +1,8 @@
-//! Which claims answer an Allocate: existing ones, and a new one for the rest. Pure.
+//! Plan of the claims that answer an Allocate: existing ones, and a new one for the rest. Pure.
 //!
-//! A kubelet allocates a device to one pod at a time, so a claim that has some of the wanted devices is either of the same pod (its
-//! init containers' devices serve its later containers, in any combination), or of a pod that is gone. Time shows which, because a pod
-//! is admitted as a whole, and the kubelet's list of the devices that pods use.
+//! A kubelet allocates a device to one pod at a time, so a claim that has some of the requested devices is either of the same pod (its init
+//! containers' devices serve its later containers, in any combination), or of a pod that is gone. Two facts distinguish the two: the time,
+//! because a pod is admitted as a whole, and the kubelet's list of the devices that pods use.
 
 use crate::bridge::claims::DeviceClaim;
 use crate::bridge::plugin_claim::Ids;
@@ -13,7 +13,7 @@ pub(super) struct Existing {
     pub(super) claim: DeviceClaim,
     /// It was requested within the time of an admission.
     pub(super) is_fresh: bool,
-    /// Whether a pod uses any of its devices, by the kubelet's list; None: it is not known.
+    /// True if a pod uses any of its devices, by the kubelet's list; None: it is not known.
     pub(super) is_used: Option<bool>,
 }
 
@@ -27,7 +27,7 @@ impl Existing {
     }
 }
 
-/// How an Allocate is answered.
+/// Plan for the answer to an Allocate.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Claims that no pod uses any more: released first.
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     pub(super) new: Ids,
 }
 
-/// Whether the plan depends on which devices pods use.
+/// Returns whether the plan depends on which devices pods use.
 pub(super) fn depends_on_pods(wanted: &Ids, existing: &[Existing]) -> bool {
     existing
         .iter()
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_of_one_pod_share_claims_and_those_of_gone_pods_are_released() {
+    fn containers_share_claims_within_a_pod() {
         let of = |released: &str, joined: &str, new: &str| {
             (released.to_owned(), joined.to_owned(), new.to_owned())
         };
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_device_is_served_once_and_nothing_in_use_is_released(
+        fn plan_serves_each_device_once(
             wanted in "[a-h]{1,5}",
             claims in prop::collection::vec(("[a-h]{1,4}", any::<bool>()), 0..5),
             in_use in prop::option::of("[a-h]{0,5}"),

@@ -1,8 +1,9 @@
-//! When a device plugin registers with a kubelet: once for each `kubelet.sock`, and again where the kubelet lost it. Pure.
+//! Timing of a device plugin's registrations with a kubelet: once for each `kubelet.sock`, and again after the kubelet lost the plugin.
+//! Pure.
 //!
-//! A kubelet never dials a plugin by itself. It forgets one when it restarts (a new `kubelet.sock`), and when the stream of lists
-//! ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance that takes over
-//! registers when the one before has ended its stream.
+//! A kubelet never dials a plugin by itself. It forgets a plugin when it restarts (a new `kubelet.sock`), and when the stream of lists
+//! ends. Up to 1.36 it takes the end of an older instance's stream for the end of the newest, so an instance that takes over registers only
+//! when the previous instance has ended its stream.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ const LIST_WAIT: Duration = Duration::from_secs(10);
 /// Time without a successful registration with a kubelet after which it is reported. A kubelet restarts in less.
 pub(crate) const KUBELET_AWAY: Duration = Duration::from_secs(30);
 
-/// Whether a resource is registered with the kubelet.
+/// State of a resource's registration with the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PluginRegistration {
     /// Not registered, or the kubelet has no list open; why.
@@ -39,7 +40,7 @@ impl Default for PluginRegistration {
 }
 
 impl PluginRegistration {
-    /// Whether the kubelet has decided about it.
+    /// Returns whether the kubelet has accepted or refused it.
     pub fn is_settled(&self) -> bool {
         !matches!(self, Self::Waiting(_))
     }
@@ -51,14 +52,14 @@ const NOT_TRIED: &str = "it has not been tried yet";
 #[derive(Debug)]
 pub(super) struct RegistrationState {
     registered: Option<SocketId>,
-    /// When to register again, while the kubelet has no list of a registered plugin open.
+    /// Time of the next registration, while the kubelet has no list of a registered plugin open.
     unlisted: Option<Instant>,
-    /// Since when it has one open.
+    /// Time since which the kubelet has a list open.
     listed: Option<Instant>,
     /// The socket of the last attempt that failed, and when to retry it.
     failed: Option<(SocketId, Instant)>,
     pub(super) status: PluginRegistration,
-    /// Since when the status is `Waiting`, or refused after that.
+    /// Time since which the status is `Waiting`, or refused after that.
     waiting_since: Option<Instant>,
     failures: Backoff,
     /// Delays after lists that ended.
@@ -84,7 +85,8 @@ impl Default for RegistrationState {
 }
 
 impl RegistrationState {
-    /// When to register, which is now or may be past; None: not before something happens. `kubelet`: its socket now.
+    /// Returns the time at which to register, which may be now or in the past; None: not before the next event. `kubelet` is its current
+    /// socket.
     pub(super) fn due(&self, kubelet: Option<SocketId>, now: Instant) -> Option<Instant> {
         let kubelet = kubelet?;
         let mut due = now;
@@ -106,7 +108,7 @@ impl RegistrationState {
         self.registered.is_some() && self.registered == kubelet
     }
 
-    /// When no kubelet took the plugin for so long that it is a condition.
+    /// Returns the time at which a plugin that no kubelet has registered becomes a condition.
     pub(super) fn away_at(&self) -> Option<Instant> {
         let is_waiting = matches!(self.status, PluginRegistration::Waiting(_));
         self.waiting_since
@@ -217,7 +219,7 @@ mod tests {
             }
         }
 
-        /// How long it waits until it registers at a socket.
+        /// Returns the time until it registers at a socket.
         fn wait(&self, number: u64) -> Option<Duration> {
             let due = self.state.due(Some(socket(number)), self.now);
             due.map(|at| at.saturating_duration_since(self.now))
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_registration_for_each_socket_and_a_new_socket_is_tried_at_once() {
+    fn each_kubelet_socket_is_registered_once() {
         let mut scene = Scene::new();
         assert_eq!(scene.state.due(None, scene.now), None);
         assert_eq!(scene.wait(1), NOW);
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_do_not_last_are_registered_again_less_and_less_often() {
+    fn short_lived_lists_back_off_registration() {
         let mut scene = Scene::new();
         let mut waits = Vec::new();
         for _ in 0..9 {
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_shown_until_it_is_lifted_and_waiting_begins_when_the_list_is_lost() {
+    fn registration_refusal_lasts_until_accepted() {
         let mut scene = Scene::new();
         let observed = |scene: &mut Scene, kubelet: Option<u64>, lists| {
             scene.now += Duration::from_secs(1);
@@ -321,10 +323,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a kubelet that restarts, refuses and drops streams as it likes: a plugin with an open list never registers again at
-        /// the same socket, and one that is not registered always has a time for its next try.
+        /// Checks the behaviour with a kubelet that restarts, refuses and drops streams at any time: a plugin with an open list never
+        /// registers again at the same socket, and one that is not registered always has a time for its next try.
         #[test]
-        fn nothing_is_cut_off_and_nothing_is_forgotten(events in prop::collection::vec((0u8..5, 0u64..20_000), 1..200)) {
+        fn open_list_is_never_registered_again(events in prop::collection::vec((0u8..5, 0u64..20_000), 1..200)) {
             let (mut scene, mut kubelet, mut is_listed, mut registered) = (Scene::new(), 1, false, None);
             for (event, ms) in events {
                 scene.now += Duration::from_millis(ms);

@@ -49,7 +49,7 @@ impl Drop for OpenList {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 type Lists = Pin<Box<dyn Stream<Item = Result<wire::ListAndWatchResponse, Status>> + Send>>;
 
 /// The list as it is, and again at each change; of changes that come faster than they are sent the newest counts.
@@ -166,9 +166,10 @@ impl DevicePluginService {
                     convert::container(allocate.run().await?)
                 }
                 None => {
-                    let is_listed =
-                        |id: &String| offer.devices.iter().any(|device| device.id == *id);
-                    if let Some(unknown) = ids.iter().find(|id| !is_listed(id)) {
+                    let unknown = ids
+                        .iter()
+                        .find(|id| offer.devices.iter().all(|device| device.id != **id));
+                    if let Some(unknown) = unknown {
                         let message = format!(
                             "{} is no device of {}",
                             convert::shown(unknown),
@@ -195,14 +196,14 @@ impl DevicePlugin for DevicePluginService {
     async fn get_device_plugin_options(
         &self,
         request: Request<wire::Empty>,
-    ) -> Answer<wire::DevicePluginOptions> {
+    ) -> RpcResult<wire::DevicePluginOptions> {
         begin("DevicePlugin.GetDevicePluginOptions", &request);
         Ok(Response::new(convert::options(
             self.offer().source.options(),
         )))
     }
 
-    async fn list_and_watch(&self, request: Request<wire::Empty>) -> Answer<Lists> {
+    async fn list_and_watch(&self, request: Request<wire::Empty>) -> RpcResult<Lists> {
         begin("DevicePlugin.ListAndWatch", &request);
         let open = OpenList::begin(&self.resource).ok_or_else(|| {
             Status::resource_exhausted(format!("{} lists are followed already", LISTS_AT_ONCE))
@@ -216,7 +217,7 @@ impl DevicePlugin for DevicePluginService {
     async fn get_preferred_allocation(
         &self,
         request: Request<wire::PreferredAllocationRequest>,
-    ) -> Answer<wire::PreferredAllocationResponse> {
+    ) -> RpcResult<wire::PreferredAllocationResponse> {
         let request_id = begin("DevicePlugin.GetPreferredAllocation", &request);
         let containers = request.into_inner().container_requests;
         if containers.len() > limit::ALLOCATE_CONTAINERS_MAX {
@@ -241,7 +242,7 @@ impl DevicePlugin for DevicePluginService {
     async fn allocate(
         &self,
         request: Request<wire::AllocateRequest>,
-    ) -> Answer<wire::AllocateResponse> {
+    ) -> RpcResult<wire::AllocateResponse> {
         let (request_id, begun) = (begin("DevicePlugin.Allocate", &request), Instant::now());
         let answer = self.answer(request.into_inner(), &request_id).await;
         let resource = &self.resource.name;
@@ -256,11 +257,12 @@ impl DevicePlugin for DevicePluginService {
         })
     }
 
-    /// For devices in pools it is not called, by the options of the plugin, and harmless.
+    /// Forwards the call to a native device plugin. Does nothing for devices in pools: the kubelet does not call it for them, by the
+    /// options of the plugin.
     async fn pre_start_container(
         &self,
         request: Request<wire::PreStartContainerRequest>,
-    ) -> Answer<wire::PreStartContainerResponse> {
+    ) -> RpcResult<wire::PreStartContainerResponse> {
         let request_id = begin("DevicePlugin.PreStartContainer", &request);
         if let OfferSource::Plugin(_) = self.offer().source {
             let ids = request.into_inner().devices_ids;

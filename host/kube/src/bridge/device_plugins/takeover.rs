@@ -1,7 +1,8 @@
-//! Which devices pods of the kubelet have by a device plugin's own IDs, from the time before the plugin became a driver.
+//! Devices that pods of the kubelet have by a device plugin's own IDs, from the time before the plugin became a driver.
 //!
-//! The plugin is not offered to the kubelet any more when this begins, so such devices become only fewer. They are read from the kubelet's
-//! list of the devices that pods use, once before the driver has any device, and then until two lists, a minute apart, do not have them.
+//! The plugin is no longer offered to the kubelet when this begins, so the number of such devices only decreases. They are read from the
+//! kubelet's list of the devices that pods use, once before the driver has any device, and then until two lists, a minute apart, do not
+//! have them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,24 +20,24 @@ use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_core::adapters::Adapters;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};
 
-/// From the start to the first list: an Allocate that was answered just before is in the kubelet's list by then.
+/// Time from the start to the first list: an Allocate that was answered just before is in the kubelet's list by then.
 const SETTLE: Duration = Duration::from_secs(5);
-/// Between two lists: an operator waits for the first.
+/// Interval between two lists: an operator waits for the first.
 const LIST_PERIOD: Duration = Duration::from_secs(5);
-/// Lists without a device before it is free, whatever time has passed.
+/// Number of lists without a device before it is free, regardless of the time that has passed.
 const ABSENT_LISTS: u32 = 2;
-/// Of the condition.
+/// Subject of the condition.
 const SUBJECT: &str = "adapters";
 
 /// The lists of one kubelet so far.
 #[derive(Debug, Default)]
-struct Seen {
+struct KubeletLists {
     kubelet: Option<SocketId>,
-    /// Since when a device is in no list, and how many lists did not have it.
+    /// Time since which a device is in no list, and number of lists without it.
     absent: BTreeMap<(ExtendedResource, String), (Instant, u32)>,
 }
 
-impl Seen {
+impl KubeletLists {
     /// Takes a list of what pods have of a resource. Returns the devices that they may have, of which `known` were known.
     fn held(
         &mut self,
@@ -69,7 +70,7 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
         return;
     };
     let mut changes = adapters.changes();
-    let mut seen = Seen::default();
+    let mut seen = KubeletLists::default();
     let mut failing_since: Option<Instant> = None;
     // The instance before answers the kubelet until then.
     let mut alone = context.alone.subscribe();
@@ -113,7 +114,7 @@ async fn round(
     context: &Context,
     adapters: &Adapters,
     sockets: &watch::Receiver<Arc<Sockets>>,
-    seen: &mut Seen,
+    seen: &mut KubeletLists,
 ) -> Result<(), String> {
     let current = || sockets.borrow().get(KUBELET_SOCKET).copied();
     let kubelet = current();
@@ -123,9 +124,9 @@ async fn round(
     }
     complete(context, &listed, kubelet)?;
     if seen.kubelet != kubelet {
-        *seen = Seen {
+        *seen = KubeletLists {
             kubelet,
-            ..Seen::default()
+            ..KubeletLists::default()
         };
     }
     let wait = context.parts.times.unused;
@@ -169,12 +170,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_free_when_two_lists_a_minute_apart_do_not_have_it() {
+    fn device_is_free_after_two_lists() {
         let (start, wait) = (Instant::now(), Duration::from_secs(60));
         let at = |second| start + Duration::from_secs(second);
         let resource = ExtendedResource::new("example.com/gpu").unwrap();
         let ids = |ids: &str| -> Ids { ids.chars().map(String::from).collect() };
-        let mut seen = Seen::default();
+        let mut seen = KubeletLists::default();
         let mut held = |known: &str, listed: &str, second| {
             let held = seen.held(&resource, (&ids(known), &ids(listed)), at(second), wait);
             held.into_iter().collect::<String>()

@@ -1,9 +1,9 @@
-//! When claims for devices that a kubelet allocated are released: a kubelet does not report that a pod ends, so it is concluded from
-//! its lists of the devices that pods use. Pure.
+//! Release of claims for devices that a kubelet allocated. A kubelet does not report that a pod ends, so the end is concluded from its
+//! lists of the devices that pods use. Pure.
 //!
-//! Such a list (`v1.PodResourcesLister/List`) has the devices of containers and sidecars of pods that are not over. It never has those of
-//! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, whether the
-//! init container runs or not. A later Allocate takes them again at any time.
+//! Such a list (`v1.PodResourcesLister/List`) has the devices of containers and sidecars of pods that have not ended. It never has those of
+//! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, even if the init
+//! container still runs. A later Allocate takes them again at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
@@ -12,21 +12,21 @@ use crate::bridge::BridgeTimes;
 use crate::bridge::claims::DeviceClaim;
 use nodedock_model::Uid;
 
-/// Lists without a use of a claim's devices before they are released, whatever time has passed.
+/// Number of lists without a use of a claim's devices before they are released, regardless of the time that has passed.
 const UNUSED_LOOKS: u32 = 2;
 
 #[derive(Debug, Default)]
 struct Usage {
     /// A pod used some of the devices since they were requested.
     seen: bool,
-    /// Since when no pod uses any, and how many lists showed it.
+    /// Time since which no pod uses any of the devices, and number of lists that showed it.
     absent: Option<(Instant, u32)>,
 }
 
-/// How claims were used in the lists so far.
+/// Use of claims in the lists so far.
 #[derive(Debug)]
 pub(super) struct ClaimUsage {
-    /// By the last request of each: with another one they begin again.
+    /// Usage by claim and time of its last request: each new request starts a new usage.
     claims: BTreeMap<(Uid, Instant), Usage>,
     times: BridgeTimes,
 }
@@ -46,7 +46,6 @@ impl ClaimUsage {
         in_use: impl Fn(&DeviceClaim) -> bool,
         now: Instant,
     ) -> Vec<DeviceClaim> {
-        let key = |claim: &DeviceClaim| (claim.claim.uid.clone(), claim.requested);
         let keys: BTreeSet<_> = claims.iter().map(key).collect();
         self.claims.retain(|known, _| keys.contains(known));
         let mut unused = Vec::new();
@@ -74,6 +73,10 @@ impl ClaimUsage {
     pub(super) fn reset(&mut self) {
         self.claims.clear();
     }
+}
+
+fn key(claim: &DeviceClaim) -> (Uid, Instant) {
+    (claim.claim.uid.clone(), claim.requested)
 }
 
 #[cfg(test)]
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_a_pod_that_ended_go_after_a_minute_and_others_after_five() {
+    fn unused_claims_are_released_after_delay() {
         let (yes, no) = (true, false);
         assert_eq!(history(&[(0, yes), (30, no), (60, no), (90, no)]), Some(90));
         assert_eq!(
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_requested_again_or_meets_another_kubelet_begins_again() {
+    fn new_request_or_kubelet_restarts_timer() {
         let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         let at = |second| start + Duration::from_secs(second);
         usage.observe(&[claim(start)], |_| true, start);
@@ -164,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_released_that_was_in_use_within_the_minute(
+        fn recently_used_claims_are_not_released(
             looks in prop::collection::vec((1u64..200, prop::bool::weighted(0.3)), 1..60),
         ) {
             let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));

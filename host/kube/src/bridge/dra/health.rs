@@ -78,7 +78,7 @@ impl HealthService {
                     "{max} streams of this driver's health are open already"
                 ))
             })?;
-        let serving = self.driver.context.parts.registry.serving_changes();
+        let serving = self.driver.context.parts.registry.instances.changes();
         let watch = HealthWatch {
             serving,
             driver: self.driver.clone(),
@@ -96,7 +96,7 @@ impl HealthService {
 struct HealthWatch {
     driver: Arc<OfferedDriver>,
     serving: Listener,
-    /// Of the serving driver, when it publishes its devices here.
+    /// Devices of the serving driver, if it publishes them here.
     inventory: Option<watch::Receiver<Arc<Published>>>,
     sent: Option<(HealthReport, Instant)>,
     _permit: OwnedSemaphorePermit,
@@ -127,6 +127,7 @@ impl HealthWatch {
         match driver.inventory {
             None => parts
                 .registry
+                .instances
                 .native_health(&self.driver.name)
                 .filter(|health| !health.is_empty()),
             Some(mut inventory) => {
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn every_device_of_the_inventory_is_listed_and_no_other() {
+    fn health_lists_exactly_the_inventory() {
         let hot = DeviceHealth {
             state: HealthState::Unhealthy,
             message: "hot".into(),

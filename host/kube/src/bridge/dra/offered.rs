@@ -1,8 +1,8 @@
-//! Which drivers are offered to a kubelet. Pure.
+//! Drivers that are offered to a kubelet. Pure.
 //!
-//! A driver is offered from the first time that it serves, or from the start when it was offered before. It stays while anything of it
-//! is here, whatever its state: only when its file or its registration is gone for a while is it offered no more. Claims that the
-//! kubelet prepared with it prolong that: without the driver's socket it could not even learn that an operator released the claim.
+//! A driver is offered from the first time that it serves, or from the start if it was offered before. The state of the driver does not
+//! matter: the offer ends only when the driver's file or registration has been gone for a while. Claims that the kubelet prepared with the
+//! driver prolong the offer: without the driver's socket the kubelet could not learn that an operator released the claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_offered_from_when_it_first_serves_for_as_long_as_anything_of_it_is_here() {
+    fn driver_is_offered_while_it_exists() {
         let mut scene = Scene::new("");
         assert_eq!(scene.at(0, "", "a b", ""), "", "blocked or loading");
         assert_eq!(scene.at(1, "a", "a b", ""), "a");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_comes_back_in_time_was_never_gone() {
+    fn driver_returning_in_time_stays_offered() {
         let mut scene = Scene::new("");
         scene.at(0, "a", "a", "");
         assert_eq!(scene.at(1, "", "", ""), "a");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_of_before_a_restart_is_offered_at_once_and_withdrawn_if_it_never_comes() {
+    fn offer_before_restart_expires_without_driver() {
         let mut scene = Scene::new("a b");
         assert_eq!(scene.at(0, "", "", ""), "a b");
         assert_eq!(scene.at(49, "a", "a", ""), "a b");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_a_kubelet_holds_keep_a_gone_driver_and_a_while_beyond() {
+    fn prepared_claims_prolong_a_drivers_offer() {
         let mut scene = Scene::new("b");
         scene.at(0, "a", "a", "a b");
         assert_eq!(scene.at(1000, "", "", "a b"), "a b");

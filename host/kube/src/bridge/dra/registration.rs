@@ -18,7 +18,7 @@ use nodedock_base::printable::one_line;
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
-/// What a kubelet made of a driver.
+/// State of a driver's registration with a kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Registration {
     /// No kubelet asked yet.
@@ -50,7 +50,7 @@ pub(in crate::bridge) struct OfferedDriver {
     pub(super) paths: SocketPaths,
     pub(super) context: Arc<Context>,
     pub(super) health_streams: Arc<Semaphore>,
-    /// To the socket of its service.
+    /// Connections to the socket of its service.
     pub(super) connections: Arc<Connections>,
     state: Mutex<DriverBridgeStatus>,
 }
@@ -89,10 +89,10 @@ impl OfferedDriver {
     /// Why not both sockets could be opened, if so, and whether both are open, be it at paths that were removed.
     pub(super) fn set_open(&self, problem: Option<String>, is_open: bool) {
         let code = ProblemCode::KubeletSocket;
-        let words = |why: &String| format!("the kubelet cannot reach driver {}: {why}", self.name);
-        let condition = problem
-            .as_ref()
-            .map(|why| Problem::unavailable(code, words(why)));
+        let condition = problem.as_ref().map(|why| {
+            let message = format!("the kubelet cannot reach driver {}: {why}", self.name);
+            Problem::unavailable(code, message)
+        });
         self.conditions()
             .update(code, self.name.as_str(), condition);
         let mut state = self.state.lock();

@@ -29,14 +29,14 @@ pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, P
     by_uid
 }
 
-/// How long a call waits for a driver that still loads: half of the time that the caller gives in the header `grpc-timeout`, and no
-/// longer than the limit.
+/// Returns the time for which a call waits for a driver that still loads: half of the time that the caller gives in the header
+/// `grpc-timeout`, and at most the limit.
 pub(super) fn patience(timeout: Option<&str>) -> Duration {
     let given = timeout.and_then(grpc_timeout).unwrap_or(Duration::MAX);
     (given / 2).min(DRIVER_WAIT)
 }
 
-/// At most eight digits and a unit (gRPC over HTTP/2). None: it is not that.
+/// Parses a timeout of at most eight digits and a unit (gRPC over HTTP/2). Returns None for any other text.
 fn grpc_timeout(text: &str) -> Option<Duration> {
     let unit = text.chars().next_back()?;
     let digits = text.strip_suffix(unit)?;
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_claim_has_one_entry_by_the_uid_that_was_sent() {
+    fn each_uid_has_one_result() {
         let long = "x".repeat(10_000);
         let sorted = by_uid(vec![
             claim("default", "one", "u1"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_time_bounds_how_long_a_driver_is_waited_for() {
+    fn caller_timeout_bounds_driver_wait() {
         for (header, expected) in [
             (None, DRIVER_WAIT),
             (Some("45S"), DRIVER_WAIT),

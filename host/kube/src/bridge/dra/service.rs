@@ -25,7 +25,7 @@ const BRIDGE_CLAIMS_AT_ONCE: usize = 16;
 /// Claims in one call of a kubelet: more than one pod has of a driver.
 pub(crate) const BRIDGE_CLAIMS_MAX: usize = 2 * nodedock_model::limit::POD_CLAIMS_MAX;
 
-type Answer<T> = Result<Response<T>, Status>;
+type RpcResult<T> = Result<Response<T>, Status>;
 
 macro_rules! dra_version {
     ($version:ident) => {
@@ -34,7 +34,7 @@ macro_rules! dra_version {
             async fn node_prepare_resources(
                 &self,
                 request: Request<$version::NodePrepareResourcesRequest>,
-            ) -> Answer<$version::NodePrepareResourcesResponse> {
+            ) -> RpcResult<$version::NodePrepareResourcesResponse> {
                 let path = concat!(
                     "/k8s.io.kubelet.pkg.apis.dra.",
                     stringify!($version),
@@ -54,7 +54,7 @@ macro_rules! dra_version {
             async fn node_unprepare_resources(
                 &self,
                 request: Request<$version::NodeUnprepareResourcesRequest>,
-            ) -> Answer<$version::NodeUnprepareResourcesResponse> {
+            ) -> RpcResult<$version::NodeUnprepareResourcesResponse> {
                 let path = concat!(
                     "/k8s.io.kubelet.pkg.apis.dra.",
                     stringify!($version),
@@ -77,11 +77,11 @@ macro_rules! dra_version {
 dra_version!(v1);
 dra_version!(v1beta1);
 
-/// What the claims of a call share.
+/// Shared state of the claims of a call.
 struct Call {
     method: Method,
     request_id: Arc<str>,
-    /// For so long the call waits for a driver that still loads.
+    /// Time for which the call waits for a driver that still loads.
     patience: Duration,
 }
 
@@ -92,7 +92,7 @@ impl OfferedDriver {
         method: Method,
         request: Request<In>,
         answer: fn(Outcomes) -> V1,
-    ) -> Answer<Out> {
+    ) -> RpcResult<Out> {
         let timeout = request
             .metadata()
             .get("grpc-timeout")

@@ -11,6 +11,7 @@ use nodedock_stand_ins::kubelet::Kubelet;
 use super::resources::{directory, kubelet, listed, sockets};
 use super::*;
 use crate::bridge::device_plugins::in_use::IN_USE_UNKNOWN;
+use crate::extended_resources::LocalPool;
 
 fn request(letters: &str) -> wire::AllocateRequest {
     let devices_ids = letters
@@ -37,7 +38,7 @@ struct Admission {
 }
 
 impl Admission {
-    /// With a time in which claims serve containers of one pod, and one after which unused claims are released.
+    /// Starts a bridge in which claims serve containers of one pod for `admission`, and unused claims are released after `unused`.
     async fn new(admission: Duration, unused: Duration) -> Self {
         let node = Node::with_grace(PATIENCE);
         node.offer("abcdef");
@@ -89,7 +90,7 @@ impl Admission {
         }
     }
 
-    /// How many CDI devices are answered, and of how many keys of annotations.
+    /// Allocates devices. Returns the number of CDI devices in the answer, and of keys of annotations.
     async fn allocate(&self, letters: &str) -> Result<String, Status> {
         soon(self.allocating(letters)).await
     }
@@ -99,7 +100,7 @@ impl Admission {
     }
 }
 
-/// How many of the kubelet's lists of pods had an outcome.
+/// Returns the number of the kubelet's lists of pods with an outcome.
 fn lists(running: &Running, outcome: &str) -> u64 {
     let labels = [("outcome", outcome.to_owned())];
     running
@@ -113,7 +114,7 @@ fn lists(running: &Running, outcome: &str) -> u64 {
 const LONG: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
-async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
+async fn repeated_allocate_reuses_the_claim() {
     let admission = Admission::new(LONG, LONG).await;
     for letters in ["ab", "ab"] {
         assert_eq!(admission.allocate(letters).await.unwrap(), "2 of 1");
@@ -188,7 +189,7 @@ async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
 }
 
 #[tokio::test]
-async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_allocated() {
+async fn withdrawn_pool_keeps_only_allocated_devices() {
     let admission = Admission::new(LONG, LONG).await;
     admission.allocate("ab").await.unwrap();
     admission.node.driver.shut.send_replace(true);
@@ -197,18 +198,9 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
 
     let extended_resources = &admission.extended_resources;
     extended_resources.set_fixed(Mechanism::Dra, 7);
-    soon(extended_resources.lists_of(7)).await;
-    let allocated = |letters: &str| -> BTreeSet<_> {
-        letters
-            .chars()
-            .map(|letter| (name(GPU), format!("p/{letter}")))
-            .collect()
-    };
-    assert_eq!(
-        *extended_resources.view().allocated,
-        allocated("abc"),
-        "a call under way counts"
-    );
+    let in_use = soon(extended_resources.lists_of(7)).await;
+    let pool = LocalPool::new(&name(GPU), &"p".parse().unwrap());
+    assert_eq!(in_use, [(pool, [Mechanism::DevicePlugin].into())].into());
     listed(&admission.kubelet, "ABC").await;
     let refused = admission.allocate("d").await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
@@ -229,14 +221,14 @@ async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_alloca
         .await;
     admission
         .running
-        .until("free", |_| extended_resources.view().allocated.is_empty())
+        .until("free", |_| extended_resources.in_use().is_empty())
         .await;
     extended_resources.set_fixed(Mechanism::DevicePlugin, 8);
     listed(&admission.kubelet, "abcdef").await;
 }
 
 #[tokio::test]
-async fn a_claim_of_a_pod_that_is_gone_is_released_before_its_devices_are_allocated_again() {
+async fn gone_pods_claim_is_released_first() {
     let admission = Admission::new(Duration::ZERO, LONG).await;
     // A kubelet that lists no pod does not know of them yet.
     for letters in ["cd", "d"] {
@@ -268,7 +260,7 @@ async fn a_claim_of_a_pod_that_is_gone_is_released_before_its_devices_are_alloca
 }
 
 #[tokio::test]
-async fn an_allocate_is_carried_out_when_it_is_cancelled_and_its_devices_wait_for_it() {
+async fn cancelled_allocate_completes_and_blocks_device() {
     let admission = Admission::new(LONG, LONG).await;
     admission.node.driver.shut.send_replace(true);
     let cancelled = tokio::spawn(admission.allocating("ab"));
@@ -291,7 +283,7 @@ async fn an_allocate_is_carried_out_when_it_is_cancelled_and_its_devices_wait_fo
 }
 
 #[tokio::test]
-async fn a_driver_that_loads_is_waited_for_and_one_that_failed_is_not() {
+async fn allocate_waits_only_for_loading_driver() {
     let admission = Admission::new(LONG, LONG).await;
     let node = &admission.node;
     node.retire(GPU, DriverState::Compiled);
@@ -309,7 +301,7 @@ async fn a_driver_that_loads_is_waited_for_and_one_that_failed_is_not() {
 }
 
 #[tokio::test]
-async fn a_container_may_have_more_devices_than_a_claim() {
+async fn container_may_span_several_claims() {
     let node = Node::new();
     let ids = || (0..70).map(|n| format!("{n:02}"));
     node.publish(published(
@@ -338,7 +330,7 @@ async fn a_container_may_have_more_devices_than_a_claim() {
 }
 
 #[tokio::test]
-async fn devices_of_a_pod_that_ended_are_released_and_those_of_others_stay() {
+async fn ended_pods_devices_are_released() {
     let admission = Admission::new(LONG, Duration::ZERO).await;
     let first = admission
         .kubelet
@@ -377,7 +369,7 @@ async fn devices_of_a_pod_that_ended_are_released_and_those_of_others_stay() {
 }
 
 #[tokio::test]
-async fn a_list_that_is_not_complete_releases_nothing_and_one_that_stays_away_is_a_condition() {
+async fn incomplete_pod_lists_release_nothing() {
     let node = Node::new();
     node.offer("a");
     let kubelet = kubelet(&node).await;

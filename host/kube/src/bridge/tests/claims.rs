@@ -53,7 +53,7 @@ async fn offered() -> (Node, Running, V1<Channel>) {
     (node, running, client)
 }
 
-/// How many calls, or operations, have these labels, by the metrics.
+/// Returns the number of calls, or operations, with these labels in the metrics.
 fn counted(running: &Running, family: &str, labels: &str) -> usize {
     let (metrics, mut registry) = (
         running.bridge.metrics(),
@@ -72,13 +72,13 @@ fn counted(running: &Running, family: &str, labels: &str) -> usize {
         .sum()
 }
 
-/// How many calls ended with a code.
+/// Returns the number of calls that ended with a code.
 fn calls(running: &Running, code: Code) -> usize {
     counted(running, "calls", &format!("code=\"{code:?}\""))
 }
 
 #[tokio::test]
-async fn every_claim_is_answered_in_both_versions() {
+async fn both_api_versions_answer_every_claim() {
     let (node, running, mut client) = offered().await;
     soon(prepare(&client, claims(&["one"]))).await.unwrap();
     let names = ["one", "two", "held", "none"];
@@ -182,7 +182,7 @@ async fn every_claim_is_answered_in_both_versions() {
 }
 
 #[tokio::test]
-async fn a_call_with_too_many_claims_fails_as_a_whole_and_one_without_any_is_a_probe() {
+async fn too_many_claims_fail_the_call() {
     let (_node, running, client) = offered().await;
     assert_eq!(
         soon(prepare(&client, Vec::new())).await.unwrap(),
@@ -215,7 +215,7 @@ async fn a_call_with_too_many_claims_fails_as_a_whole_and_one_without_any_is_a_p
 }
 
 #[tokio::test]
-async fn a_slow_call_delays_no_registration_and_is_carried_out_when_it_is_cancelled() {
+async fn cancelled_slow_call_is_completed() {
     let (node, running, client) = offered().await;
     node.driver.shut.send_replace(true);
     let cancelled = tokio::spawn(prepare(&client, claims(&["one"])));
@@ -245,7 +245,7 @@ async fn a_slow_call_delays_no_registration_and_is_carried_out_when_it_is_cancel
 }
 
 #[tokio::test]
-async fn a_claim_waits_for_a_driver_that_loads_and_one_that_is_prepared_does_not() {
+async fn only_unprepared_claims_wait_for_driver() {
     let (node, running, mut client) = offered().await;
     soon(prepare(&client, claims(&["two"]))).await.unwrap();
     node.retire(GPU, DriverState::Compiled);
@@ -290,7 +290,7 @@ async fn a_claim_waits_for_a_driver_that_loads_and_one_that_is_prepared_does_not
 }
 
 #[tokio::test]
-async fn an_unprepare_that_waits_for_a_driver_that_is_gone_is_reported_once() {
+async fn blocked_unprepare_is_reported_once() {
     let (node, running, mut client) = offered().await;
     soon(prepare(&client, claims(&["one", "two"])))
         .await
@@ -320,7 +320,7 @@ async fn an_unprepare_that_waits_for_a_driver_that_is_gone_is_reported_once() {
 }
 
 #[tokio::test]
-async fn at_the_end_calls_under_way_are_answered_and_new_ones_find_no_socket() {
+async fn shutdown_answers_calls_in_flight() {
     let (node, running, client) = offered().await;
     node.driver.shut.send_replace(true);
     let waiting = tokio::spawn(prepare(&client, claims(&["one"])));
@@ -339,7 +339,7 @@ async fn at_the_end_calls_under_way_are_answered_and_new_ones_find_no_socket() {
 }
 
 #[tokio::test]
-async fn while_another_instance_takes_over_calls_wait_for_it_and_no_socket_changes() {
+async fn calls_wait_during_handover() {
     let (node, old, client) = offered().await;
     let inodes =
         || [node.registration(GPU), node.service(GPU)].map(|path| socket_id(&path).unwrap());

@@ -54,7 +54,7 @@ async fn list(
 }
 
 #[tokio::test]
-async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
+async fn health_stream_sends_full_list_first() {
     let node = Node::new();
     let gpu = serve(&node);
     gpu.send_replace(devices(&[("a", Some(true), ""), ("b", None, "")]));
@@ -83,7 +83,7 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
     );
     assert_eq!(first.devices[1].health(), v1alpha1::HealthStatus::Unhealthy);
 
-    // A driver that replaces it goes on in the same stream.
+    // A driver that replaces it continues in the same stream.
     let replaced = serve(&node);
     drop(gpu);
     replaced.send_replace(devices(&[("c", Some(true), "new")]));
@@ -98,7 +98,7 @@ async fn a_full_list_comes_first_and_another_with_each_change_of_health() {
 
 /// A kubelet does not retry once it got the answer that there is no such service.
 #[tokio::test]
-async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stream() {
+async fn health_stream_waits_for_driver() {
     let node = Node::new();
     node.offered_by("other").await;
     let running = node.start();
@@ -114,7 +114,7 @@ async fn a_driver_that_loads_or_reports_no_health_is_waited_for_in_the_same_stre
 }
 
 #[tokio::test]
-async fn streams_are_bounded_and_those_that_end_make_room() {
+async fn health_streams_are_bounded() {
     let node = Node::new();
     let gpu = serve(&node);
     gpu.send_replace(devices(&[("a", Some(true), "")]));
@@ -149,9 +149,9 @@ async fn streams_are_bounded_and_those_that_end_make_room() {
     soon(again).await;
 }
 
-/// No sockets here: the clock stands while nothing is due.
+/// Uses no sockets: the paused clock advances only to the next timer.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_stays_the_same_is_sent_again_in_time_and_a_flapping_one_not_at_each_change() {
+async fn health_lists_are_resent_and_coalesced() {
     let node = Node::new();
     let gpu = serve(&node);
     gpu.send_replace(devices(&[("a", Some(true), "")]));

@@ -148,7 +148,7 @@ fn registrations(run: &Running) -> u64 {
 }
 
 #[tokio::test]
-async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
+async fn kubelet_calls_reach_the_plugin() {
     let (node, plugin) = (Node::with_grace(PATIENCE), FakePlugin::new(ALL));
     let (kubelet, run) = (kubelet(&node).await, node.start());
     let id = node.plug(&plugin, &["a", "b", "REFUSED"]);
@@ -218,7 +218,7 @@ async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
 
 /// A kubelet refuses the pod if the call fails.
 #[tokio::test]
-async fn a_preference_that_fails_is_none_for_the_kubelet() {
+async fn failed_preference_is_answered_as_empty() {
     let (node, plugin) = (Node::with_grace(PATIENCE), FakePlugin::new(ALL));
     let (kubelet, run) = (kubelet(&node).await, node.start());
     node.plug(&plugin, &["a", "lost"]);
@@ -229,7 +229,7 @@ async fn a_preference_that_fails_is_none_for_the_kubelet() {
 }
 
 #[tokio::test]
-async fn a_plugin_with_other_options_is_registered_again() {
+async fn changed_options_register_plugin_again() {
     let node = Node::new();
     let (kubelet, run) = (kubelet(&node).await, node.start());
     node.plug(&FakePlugin::new(DeviceOptions::default()), &["a", "b"]);
@@ -256,7 +256,7 @@ async fn a_plugin_with_other_options_is_registered_again() {
 }
 
 #[tokio::test]
-async fn after_a_restart_its_devices_are_listed_at_once_and_an_allocation_waits_for_it() {
+async fn plugin_devices_are_listed_after_restart() {
     let (before, plugin) = (Node::new(), FakePlugin::new(ALL));
     let run = before.start();
     before.plug(&plugin, &["a", "b"]);

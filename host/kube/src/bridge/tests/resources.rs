@@ -70,7 +70,7 @@ fn registrations(run: &Running, outcome: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_resource_is_registered_once_and_listed_at_each_change() {
+async fn resource_registers_once_and_lists_changes() {
     let node = Node::new();
     node.offer("ab");
     let kubelet = kubelet(&node).await;
@@ -114,7 +114,7 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_starts_again_and_deletes_every_socket_is_registered_with_again() {
+async fn resource_registers_again_after_kubelet_restart() {
     let node = Node::new();
     node.offer("a");
     let run = node.start();
@@ -145,7 +145,7 @@ async fn a_kubelet_that_starts_again_and_deletes_every_socket_is_registered_with
 /// A retry met the new kubelet before the watch reported it; the watch then led to a second registration, which cut the first one's
 /// list off.
 #[tokio::test]
-async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
+async fn dead_kubelet_socket_causes_one_registration() {
     let node = Node::new();
     let path = directory(&node).join("kubelet.sock");
     drop(StdListener::bind(&path).unwrap());
@@ -155,7 +155,7 @@ async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
         .await;
     let kubelet = kubelet(&node).await;
     listed(&kubelet, "a").await;
-    // Whatever happens in the directory.
+    // Other changes in the directory must not cause a registration.
     for name in ["x.sock", "y.sock"] {
         let _other = StdListener::bind(directory(&node).join(name)).unwrap();
         std::fs::remove_file(directory(&node).join(name)).unwrap();
@@ -170,7 +170,7 @@ async fn a_start_beside_a_dead_socket_leads_to_one_registration() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_a_condition_with_the_kubelets_message_and_is_retried() {
+async fn refused_resource_sets_condition_and_retries() {
     let node = Node::new();
     node.offer("a");
     // It has no time to dial the plugin.
@@ -195,7 +195,7 @@ async fn a_refusal_is_a_condition_with_the_kubelets_message_and_is_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits_for_one() {
+async fn missing_kubelet_sets_condition_while_needed() {
     let node = Node::new();
     node.offer("a");
     let run = node.start();
@@ -208,7 +208,7 @@ async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits
 
 /// A kubelet up to 1.36 takes the end of the older instance's list for the end of the newest.
 #[tokio::test]
-async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its_list() {
+async fn new_instance_registers_after_list_ends() {
     let node = Node::new();
     node.offer("a");
     let kubelet = kubelet(&node).await;
@@ -243,7 +243,7 @@ async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its
 }
 
 #[tokio::test]
-async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes() {
+async fn stored_offer_lasts_until_driver_publishes() {
     let node = Node::new();
     let stored = |id: &str| {
         let offers = node.offered().resources.into_iter();
@@ -282,7 +282,7 @@ async fn what_was_offered_before_a_restart_is_offered_until_the_driver_publishes
 }
 
 #[tokio::test]
-async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kubelets_is() {
+async fn device_in_api_claim_is_unhealthy() {
     let node = Node::new();
     node.offer("ab");
     let kubelet = kubelet(&node).await;
@@ -299,7 +299,7 @@ async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kub
 }
 
 #[tokio::test]
-async fn what_the_kubelet_allocated_is_not_healthy_under_another_device_of_the_same_hardware() {
+async fn device_sharing_allocated_hardware_is_unhealthy() {
     let node = Node::new();
     let mut published = published(
         "p",

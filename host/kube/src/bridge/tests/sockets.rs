@@ -14,7 +14,7 @@ fn inode(path: &Path) -> Option<(u64, i64)> {
     Some((found.ino(), found.ctime_nsec()))
 }
 
-/// How many registrations the kubelet took, and how many it refused.
+/// Returns the number of registrations that the kubelet accepted, and the number that it refused.
 fn registrations(running: &Running) -> [u64; 2] {
     let registrations = &running.bridge.metrics().registrations;
     ["registered", "refused"].map(|outcome| {
@@ -25,7 +25,7 @@ fn registrations(running: &Running) -> [u64; 2] {
 }
 
 #[tokio::test]
-async fn a_serving_driver_registers_as_any_plugin_does() {
+async fn serving_driver_registers_with_kubelet() {
     let node = Node::new();
     let running = node.serving().await;
     let (registration, service) = (node.registration(GPU), node.service(GPU));
@@ -80,7 +80,7 @@ async fn a_serving_driver_registers_as_any_plugin_does() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_a_condition_with_the_kubelets_message_until_it_registers_the_driver() {
+async fn refused_driver_sets_condition_until_registered() {
     let node = Node::new();
     let running = node.serving().await;
     let mut kubelet = Registrar::dial(&node, GPU).await;
@@ -108,7 +108,7 @@ async fn a_refusal_is_a_condition_with_the_kubelets_message_until_it_registers_t
 }
 
 #[tokio::test]
-async fn sockets_stay_while_a_driver_is_replaced_or_does_not_serve_and_go_with_its_file() {
+async fn sockets_stay_until_driver_is_removed() {
     let node = Node::new();
     node.serve(NIC);
     let running = node.serving().await;
@@ -133,7 +133,7 @@ async fn sockets_stay_while_a_driver_is_replaced_or_does_not_serve_and_go_with_i
 }
 
 #[tokio::test]
-async fn a_driver_is_offered_while_the_kubelet_has_prepared_claims_of_it() {
+async fn prepared_claims_keep_driver_offered() {
     let node = Node::new();
     let running = node.serving().await;
     let claim = node.source.put("one", "pool", "a");
@@ -152,7 +152,7 @@ async fn a_driver_is_offered_while_the_kubelet_has_prepared_claims_of_it() {
 }
 
 #[tokio::test]
-async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
+async fn stored_driver_is_offered_before_loading() {
     let node = Node::new();
     let running = node.serving().await;
     running.drain().await;
@@ -166,7 +166,7 @@ async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
 
 /// One of the process before had the registration of the kubelet, until that has the new one's.
 #[tokio::test]
-async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_ones() {
+async fn crash_leftovers_are_removed_after_registration() {
     let node = Node::new();
     let crashed = Listeners::of_start("crashed");
     let paths = KubeletDirectories::new(node.root(), crashed.start())
@@ -199,7 +199,7 @@ async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_on
 
 /// A kubelet that has registered a driver does not do it again: its sockets are the same.
 #[tokio::test]
-async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
+async fn adopted_sockets_keep_driver_registered() {
     let node = Node::new();
     node.serve(GPU);
     let listeners = Listeners::of_start(START);
@@ -233,7 +233,7 @@ async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
 }
 
 #[tokio::test]
-async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
+async fn second_daemon_waits_for_first() {
     let node = Node::new();
     let first = node.serving().await;
     let second = Running::start(BridgeParts {
@@ -253,7 +253,7 @@ async fn of_two_daemons_under_the_same_names_the_second_waits_for_the_first() {
 }
 
 #[tokio::test]
-async fn a_stale_socket_is_replaced_and_a_file_in_the_way_is_a_condition_of_this_driver_alone() {
+async fn only_stale_sockets_are_replaced() {
     let node = Node::new();
     let (registration, service) = (node.registration(GPU), node.service(GPU));
     for socket in [&registration, &service] {
@@ -279,7 +279,7 @@ async fn a_stale_socket_is_replaced_and_a_file_in_the_way_is_a_condition_of_this
 }
 
 #[tokio::test]
-async fn a_socket_that_is_removed_is_created_again_and_so_are_the_directories() {
+async fn removed_sockets_are_created_again() {
     let node = Node::new();
     let running = node.serving().await;
     Registrar::dial(&node, GPU).await.notify("").await.unwrap();
@@ -305,7 +305,7 @@ async fn a_socket_that_is_removed_is_created_again_and_so_are_the_directories() 
 }
 
 #[tokio::test]
-async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
+async fn bridge_waits_for_kubelet_directory() {
     let node = Node::new();
     std::fs::remove_dir_all(node.root()).unwrap();
     node.serve(GPU);
@@ -322,7 +322,7 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_root_that_can_never_work_is_refused_at_the_start() {
+async fn unusable_root_is_refused_at_start() {
     let node = Node::new();
     let refused = |parts: BridgeParts| Bridge::new(parts).err().unwrap().to_string();
     let relative = refused(BridgeParts {
@@ -344,7 +344,7 @@ async fn a_root_that_can_never_work_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn offers_that_cannot_be_stored_are_made_all_the_same() {
+async fn unstored_offers_are_still_made() {
     let node = Node::new();
     let parts = node.parts();
     node.checkpoint.close().await;

@@ -134,7 +134,7 @@ async fn a_minute_passes() {
 }
 
 #[tokio::test]
-async fn a_server_is_verified_and_what_does_not_fit_is_reported() {
+async fn server_certificate_is_verified() {
     let (good, expired) = (serve("server").await, serve("expired").await);
     let closed = TcpListener::bind("127.0.0.1:0")
         .await
@@ -174,7 +174,7 @@ async fn a_server_is_verified_and_what_does_not_fit_is_reported() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_replaced_is_used_and_one_that_is_gone_changes_nothing() {
+async fn replaced_client_certificate_is_used() {
     let server = format!("https://127.0.0.1:{}", serve("server").await);
     let directory = Directory::new(
         &server,
@@ -206,7 +206,7 @@ async fn a_certificate_that_is_replaced_is_used_and_one_that_is_gone_changes_not
 }
 
 #[tokio::test]
-async fn a_token_is_read_again_after_a_refusal() {
+async fn token_is_read_again_after_refusal() {
     let server = format!("https://127.0.0.1:{}", serve("server").await);
     let directory = Directory::new(&server, &ca("ca.pem"), "tokenFile: token");
     directory.write("token", "old");
@@ -227,7 +227,7 @@ async fn a_token_is_read_again_after_a_refusal() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_in_a_kubeconfig_is_reported_with_its_file() {
+async fn kubeconfig_errors_name_the_file() {
     let good = ("https://127.0.0.1:6443", ca("ca.pem"), "token: abc");
     for (server, cluster, user, words) in [
         ("not a url", &*good.1, good.2, "invalid uri"),

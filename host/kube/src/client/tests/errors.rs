@@ -71,7 +71,7 @@ fn stranger(code: u16, content_type: &str, body: &str) -> ApiError {
 }
 
 #[test]
-fn an_answer_that_is_no_status_is_said_to_be_a_stranger_s() {
+fn non_status_responses_suggest_a_proxy() {
     let html = "<!DOCTYPE html>\n<html><head><title>Sign in</title>";
     assert!(
         !is_status(html.as_bytes()) && !is_status(b"{}") && !is_status(b"null") && !is_status(b"")
@@ -108,7 +108,7 @@ fn an_answer_that_is_no_status_is_said_to_be_a_stranger_s() {
 }
 
 #[test]
-fn words_of_others_are_one_short_line() {
+fn server_messages_become_one_short_line() {
     let long = Status::failure(&format!("a\nb{}", "é".repeat(5000)), "Forbidden").with_code(403);
     let words = ApiError::of_status(&long).message;
     assert!(
@@ -125,7 +125,7 @@ fn words_of_others_are_one_short_line() {
 }
 
 #[test]
-fn the_delay_that_a_server_asks_for_is_kept_within_bounds() {
+fn retry_after_is_bounded() {
     let status = |seconds: u32| {
         let body = format!(
             r#"{{"code":429,"message":"slow down","details":{{"retryAfterSeconds":{seconds}}}}}"#
@@ -149,7 +149,7 @@ fn the_delay_that_a_server_asks_for_is_kept_within_bounds() {
 }
 
 #[test]
-fn every_error_has_a_problem_and_a_time_to_retry_if_it_may_heal() {
+fn every_error_becomes_a_problem() {
     use ErrorKind::*;
     for (kind, problem_kind, again) in [
         (NotFound, "not-found", false),

@@ -22,7 +22,7 @@ fn hold(hardware: &str) -> Vec<Hold> {
     }]
 }
 
-/// What devices keep from others, `d0` first; an empty word is nothing.
+/// Returns the holds of devices, `d0` first; an empty string is no hold.
 fn device_holds(hardware: &[&str]) -> Arc<DeviceHolds> {
     let mut holds = DeviceHolds::default();
     for (index, hardware) in hardware
@@ -36,7 +36,7 @@ fn device_holds(hardware: &[&str]) -> Arc<DeviceHolds> {
 }
 
 #[test]
-fn a_claim_gets_no_device_of_hardware_that_another_claim_has() {
+fn claims_never_share_hardware() {
     let mut machine = Machine::new(3);
     machine
         .state
@@ -72,7 +72,7 @@ fn a_claim_gets_no_device_of_hardware_that_another_claim_has() {
 }
 
 #[test]
-fn a_claim_that_a_prepare_would_refuse_is_allocated_again() {
+fn claim_with_taken_hardware_is_reallocated() {
     let mut machine = Machine::new(3);
     machine.create("a", 1);
     machine.create("b", 1);
@@ -108,7 +108,7 @@ fn a_claim_that_a_prepare_would_refuse_is_allocated_again() {
 
 /// A claim of a manifest, or of `prepare --device`, took the device between the allocation and the prepare.
 #[test]
-fn a_claim_whose_prepare_was_refused_gets_another_device_and_one_that_is_prepared_stays() {
+fn refused_prepare_reallocates_only_unprepared_claims() {
     let mut machine = Machine::new(2);
     machine.create("a", 1);
     machine.settle();
@@ -138,7 +138,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     /// Hardware of which it is known at once, or only after a prepare, that several devices give it.
     #[test]
-    fn no_hardware_is_in_two_prepared_claims_and_no_claim_waits_for_free_hardware(
+    fn prepared_claims_never_share_hardware(
         hardware in prop::collection::vec((0usize..3, any::<bool>()), 4),
         events in prop::collection::vec(event(), 1..60),
     ) {

@@ -157,7 +157,7 @@ impl Bench {
 }
 
 #[test]
-fn a_device_that_changes_changes_one_slice_and_no_generation() {
+fn single_change_keeps_the_generation() {
     let mut bench = Bench::new(devices(1000));
     assert_eq!((bench.settle(), bench.generation()), (8, 1));
     bench.device(700).allow_multiple_allocations = true;
@@ -173,7 +173,7 @@ fn a_device_that_changes_changes_one_slice_and_no_generation() {
 }
 
 #[test]
-fn slices_that_come_or_go_and_two_that_change_begin_a_generation() {
+fn multi_slice_change_starts_a_generation() {
     let mut bench = Bench::new(devices(128));
     assert_eq!((bench.settle(), bench.generation()), (1, 1));
     bench.pool = devices(129);
@@ -188,7 +188,7 @@ fn slices_that_come_or_go_and_two_that_change_begin_a_generation() {
 }
 
 #[test]
-fn a_deleted_slice_is_created_again_alone() {
+fn only_the_deleted_slice_is_recreated() {
     let mut bench = Bench::new(devices(300));
     bench.settle();
     let name = bench.store.names().remove(1);
@@ -204,7 +204,7 @@ fn a_deleted_slice_is_created_again_alone() {
 }
 
 #[test]
-fn counters_are_in_a_slice_of_their_own_and_before_1_35_with_their_devices() {
+fn counter_placement_depends_on_server_version() {
     let set = |name: &str, counter: &str, value: &str| CounterSet {
         name: name.to_owned(),
         counters: [(counter.to_owned(), value.to_owned())].into(),
@@ -238,7 +238,7 @@ fn counters_are_in_a_slice_of_their_own_and_before_1_35_with_their_devices() {
 }
 
 #[test]
-fn taints_keep_the_time_at_which_they_were_added() {
+fn taints_keep_their_added_time() {
     let times = |bench: &Bench| -> Vec<String> {
         let slices = bench.store.all();
         let devices = slices
@@ -280,7 +280,7 @@ fn taints_keep_the_time_at_which_they_were_added() {
 }
 
 #[test]
-fn a_slice_whose_deletion_waits_for_a_finalizer_is_replaced() {
+fn terminating_slice_is_replaced() {
     let mut bench = Bench::new(devices(200));
     bench.settle();
     let name = bench.store.names().remove(0);
@@ -305,7 +305,7 @@ fn a_slice_whose_deletion_waits_for_a_finalizer_is_replaced() {
 }
 
 #[test]
-fn the_last_generation_is_followed_by_the_first() {
+fn generation_wraps_to_one() {
     let mut bench = Bench::new(devices(200));
     bench.settle();
     for name in bench.store.names() {
@@ -320,7 +320,7 @@ fn the_last_generation_is_followed_by_the_first() {
 }
 
 #[test]
-fn names_are_short_enough_and_contain_the_index() {
+fn slice_names_fit_and_contain_index() {
     let mut bench = Bench::new(devices(1));
     bench.settle();
     let name = bench.store.names().remove(0);
@@ -451,8 +451,8 @@ impl Bench {
         }
     }
 
-    /// After each write a reader sees the pool as it was before or as desired, or that it is not complete. What other clients mixed may
-    /// look complete, and differ after each write.
+    /// Carries out the first `writes` writes. After each write a reader sees the pool as it was before or as desired, or that it is not
+    /// complete. Content that other clients mixed may look complete, and differ after each write.
     fn carry_out(&mut self, writes: usize) {
         let desired = content(&self.pool);
         let before = visible(&self.store.all(), &gpus());
@@ -472,7 +472,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_a_pool_becomes_as_desired(start in 0..300usize, acts in acts()) {
+    fn pool_always_converges(start in 0..300usize, acts in acts()) {
         let mut bench = Bench::new(devices(start));
         for act in &acts {
             bench.act(act);

@@ -122,7 +122,7 @@ impl Daemon {
         Self::start_named(server, drivers, NODE, Some(after))
     }
 
-    /// With pools that have this node's name.
+    /// Starts a daemon whose pools have the node name `node_of_pools`.
     fn start_named(
         server: &Arc<ApiServer>,
         drivers: DriverSnapshot,
@@ -242,7 +242,7 @@ async fn an_inventory_is_written_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn devices_that_change_all_the_time_cost_a_write_a_second() {
+async fn constant_changes_are_rate_limited() {
     let (server, daemon) = publishing(&published(&[("p", &devices(1))])).await;
     writes(&server);
     for turn in 0..1000 {
@@ -257,7 +257,7 @@ async fn devices_that_change_all_the_time_cost_a_write_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
+async fn slices_deleted_by_kubelet_are_rewritten() {
     let had = published(&[("p", &devices(300)), ("q", &devices(2))]);
     let (server, daemon) = publishing(&had).await;
     assert_eq!(writes(&server).len(), 4);
@@ -284,7 +284,7 @@ async fn slices_that_a_starting_kubelet_deletes_are_written_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone() {
+async fn only_own_slices_are_repaired() {
     let (server, had) = (server().await, published(&[("p", &devices(300))]));
     put_foreign(&server, "other", "other.example.com", "p");
     let _daemon = Daemon::start(&server, serving(GPU, had.clone()));
@@ -314,7 +314,7 @@ async fn others_changes_are_reverted_and_slices_of_other_drivers_are_left_alone(
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_only_differences_are_written() {
+async fn restart_writes_only_differences() {
     let mut pool = devices(300);
     let (server, daemon) = publishing(&published(&[("p", &pool)])).await;
     daemon.stop().await;
@@ -347,7 +347,7 @@ async fn after_a_restart_only_differences_are_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
+async fn removed_drivers_slices_are_withdrawn() {
     let (server, had) = (server().await, published(&[("p", &devices(200))]));
     put_foreign(&server, "native", "native.example.com", "p");
     let daemon = Daemon::start(&server, serving(GPU, had.clone()));
@@ -387,7 +387,7 @@ async fn slices_are_withdrawn_when_their_driver_is_surely_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_pool_is_a_condition_and_delays_no_other() {
+async fn refused_pool_delays_no_other() {
     let server = server().await;
     let mut bad = devices(1);
     // More than a server takes.
@@ -428,7 +428,7 @@ async fn a_refused_pool_is_a_condition_and_delays_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_fields_are_named_and_not_written_again() {
+async fn dropped_fields_are_not_rewritten() {
     let server = server().await;
     server.fail(
         Fault::DropField("spec.devices[*].taints".to_owned()),
@@ -462,7 +462,7 @@ async fn dropped_fields_are_named_and_not_written_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
+async fn slices_are_written_after_server_outage() {
     let had = published(&[("p", &devices(300))]);
     let (server, daemon) = publishing(&published(&[("p", &devices(1))])).await;
     writes(&server);
@@ -482,7 +482,7 @@ async fn a_server_that_is_unreachable_for_minutes_gets_everything_afterwards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conflicts_are_written_over_when_the_watch_reports_them() {
+async fn conflict_is_resolved_after_watch_event() {
     let had = published(&[("p", &devices(300))]);
     let (server, daemon) = publishing(&published(&[("p", &devices(200))])).await;
     // The watch reports nothing for a while: the write finds out.
@@ -512,7 +512,7 @@ async fn conflicts_are_written_over_when_the_watch_reports_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone() {
+async fn too_long_name_sets_a_condition() {
     let (server, long) = (server().await, ["a".repeat(60).as_str(); 4].join("."));
     let both = published(&[(&long, &devices(1)), ("q", &devices(1))]);
     let node = "node-1".repeat(5);
@@ -536,7 +536,7 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_that_could_not_be_prepared_is_tainted_until_it_is_taken_from_the_list() {
+async fn failed_device_is_tainted_while_listed() {
     let had = published(&[("p", &devices(2))]);
     let (server, daemon) = publishing(&had).await;
     let tainted = || {

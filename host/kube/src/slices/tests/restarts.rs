@@ -61,7 +61,7 @@ fn because(message: &str) -> Published {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_while() {
+async fn unhealthy_device_is_tainted_until_stable() {
     let (server, daemon) = publishing(&healthy()).await;
     writes(&server);
     daemon.serve(unhealthy());
@@ -94,7 +94,7 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_taint_keeps_its_time_when_the_slice_is_written_for_another_reason() {
+async fn taint_keeps_time_across_writes() {
     let (server, daemon) = publishing(&healthy()).await;
     daemon.serve(unhealthy());
     pass(5).await;
@@ -127,7 +127,7 @@ async fn a_taint_keeps_its_time_when_the_slice_is_written_for_another_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
+async fn eviction_continues_after_restart() {
     let server = server().await;
     let effects = || -> Vec<Value> {
         let slices = server.list("resourceslices");
@@ -209,7 +209,7 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
+async fn restart_keeps_a_flapping_devices_taint() {
     let server = server().await;
     let daemon = Daemon::start(&server, serving(GPU, unhealthy()));
     pass(5).await;
@@ -237,7 +237,7 @@ async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_instances_write_the_same_and_come_to_rest() {
+async fn two_instances_converge() {
     let (server, old) = publishing(&published(&[("p", &devices(300))])).await;
     writes(&server);
     let new = Daemon::start(&server, serving(GPU, published(&[("p", &devices(300))])));
@@ -259,7 +259,7 @@ async fn two_instances_write_the_same_and_come_to_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slices_wait_for_the_node_object_and_follow_it() {
+async fn slices_follow_the_node_object() {
     let (server, had) = (server().await, published(&[("p", &devices(300))]));
     server.delete("nodes", "", NODE);
     let daemon = Daemon::start(&server, none());
@@ -283,7 +283,7 @@ async fn slices_wait_for_the_node_object_and_follow_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
+async fn native_plugin_owns_its_slices() {
     let (server, daemon) = publishing(&published(&[("p", &devices(2))])).await;
     let present = std::collections::BTreeSet::from([driver(GPU)]);
     daemon.drivers.send_replace(DriverSnapshot {
@@ -300,7 +300,7 @@ async fn a_native_plugin_that_takes_over_a_drivers_name_has_its_slices() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
+async fn refused_pool_is_written_after_upgrade() {
     let server = server().await;
     server.report_minor_version("34");
     let set = |value: &str| CounterSet {
@@ -329,7 +329,7 @@ async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_whose_list_attributes_a_server_refuses_is_written_without_them() {
+async fn refused_list_attributes_are_omitted() {
     let server = server().await;
     let mut pool = devices(3);
     let links = QualifiedName::new("links").unwrap();

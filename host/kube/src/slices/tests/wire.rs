@@ -105,7 +105,7 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 }
 
 #[test]
-fn a_device_is_written_as_the_api_has_it() {
+fn device_matches_the_api() {
     let unhealthy = BTreeMap::from([(
         device_name(0),
         UnhealthyTaint {
@@ -156,7 +156,7 @@ fn a_device_is_written_as_the_api_has_it() {
 }
 
 #[tokio::test]
-async fn slices_are_written_and_read_in_the_version_that_is_served() {
+async fn slices_use_the_served_version() {
     for version in ["v1", "v1beta2", "v1beta1"] {
         let server = Arc::new(ApiServer::start().await);
         server.serve_versions(&[version]);
@@ -228,7 +228,7 @@ async fn slices_are_written_and_read_in_the_version_that_is_served() {
 }
 
 #[test]
-fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
+fn recorded_slice_equals_ours() {
     let recorded = json!({
         "kind": "ResourceSlice",
         "apiVersion": "resource.k8s.io/v1",
@@ -262,7 +262,7 @@ fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
 }
 
 #[test]
-fn what_others_put_into_the_metadata_stays_when_a_slice_is_written() {
+fn foreign_metadata_is_kept() {
     let other = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y" });
     let old = json!({ "apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "old", "controller": true });
     let metadata = json!({
@@ -292,7 +292,7 @@ fn what_others_put_into_the_metadata_stays_when_a_slice_is_written() {
 }
 
 #[test]
-fn malformed_slices_are_errors_and_no_panics() {
+fn malformed_slices_are_errors() {
     let whole = json!({ "metadata": { "name": "a" }, "spec": spec(full_devices()) });
     assert!(read(&whole).is_ok());
     for odd in [
@@ -332,7 +332,7 @@ fn malformed_slices_are_errors_and_no_panics() {
 }
 
 #[test]
-fn fields_that_a_server_drops_are_named() {
+fn dropped_fields_are_named() {
     let desired = content(&full());
     let dropped = |change: fn(&mut Value)| {
         let mut device = desired.devices["d0000"].json().clone();
@@ -381,7 +381,7 @@ fn fields_that_a_server_drops_are_named() {
 }
 
 #[test]
-fn fields_of_later_versions_are_written_as_the_api_has_them() {
+fn newer_fields_match_the_api() {
     let mut pool = full();
     let device = pool.devices.values_mut().next().unwrap();
     device.scheduling = Some(Box::new(DeviceScheduling {
@@ -467,7 +467,7 @@ fn fields_of_later_versions_are_written_as_the_api_has_them() {
 }
 
 #[test]
-fn an_operators_overhead_is_published_where_the_driver_has_none() {
+fn operator_overhead_is_the_default() {
     let own = NodeAllocatable {
         per_pod: Some("3".to_owned()),
         ..NodeAllocatable::default()
@@ -520,7 +520,7 @@ fn an_operators_overhead_is_published_where_the_driver_has_none() {
 }
 
 #[test]
-fn an_operators_binding_conditions_are_published_where_the_driver_has_none() {
+fn operator_binding_conditions_are_the_default() {
     let list = |types: &[&str]| {
         types
             .iter()
@@ -575,7 +575,7 @@ fn an_operators_binding_conditions_are_published_where_the_driver_has_none() {
 }
 
 #[test]
-fn a_device_that_could_not_be_prepared_has_a_taint_beside_others() {
+fn prepare_failure_taint_joins_others() {
     let taint = |key: &str| Taint {
         key: key.to_owned(),
         value: String::new(),

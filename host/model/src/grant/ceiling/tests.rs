@@ -12,7 +12,7 @@ fn character(subsystem: Option<&'static str>, name: &'static str) -> NodeFacts<'
 }
 
 #[test]
-fn a_device_of_a_known_subsystem_is_granted_by_a_glob() {
+fn known_subsystem_is_granted_by_glob() {
     for (subsystem, name) in [
         ("drm", "card0"),
         ("tty", "ttyUSB0"),
@@ -30,7 +30,7 @@ fn a_device_of_a_known_subsystem_is_granted_by_a_glob() {
 }
 
 #[test]
-fn a_device_of_an_unknown_subsystem_needs_its_exact_path() {
+fn unknown_subsystem_needs_exact_path() {
     for (subsystem, name) in [
         (Some("misc"), "kvm"),
         (Some("misc"), "vfio"),
@@ -48,7 +48,7 @@ fn a_device_of_an_unknown_subsystem_needs_its_exact_path() {
 }
 
 #[test]
-fn a_block_device_or_a_pipe_needs_its_exact_path() {
+fn block_device_or_pipe_needs_path() {
     for kind in [NodeKind::Block, NodeKind::Fifo] {
         for subsystem in [Some("block"), Some("drm"), None] {
             assert_eq!(
@@ -62,9 +62,9 @@ fn a_block_device_or_a_pipe_needs_its_exact_path() {
     }
 }
 
-/// Whatever the node is called, and wherever it is.
+/// Independent of the name and path of the node.
 #[test]
-fn memory_storage_commands_and_consoles_are_never_given() {
+fn dangerous_devices_are_never_granted() {
     for subsystem in NEVER_SUBSYSTEMS {
         assert_eq!(
             device_node(character(Some(subsystem), "innocent")),
@@ -131,7 +131,7 @@ fn memory_storage_commands_and_consoles_are_never_given() {
 }
 
 #[test]
-fn no_subsystem_is_both_given_by_a_glob_and_never_given() {
+fn no_glob_subsystem_is_also_forbidden() {
     let both: Vec<_> = DEVICE_SUBSYSTEMS
         .iter()
         .filter(|name| NEVER_SUBSYSTEMS.contains(name))
@@ -140,7 +140,7 @@ fn no_subsystem_is_both_given_by_a_glob_and_never_given() {
 }
 
 #[test]
-fn libraries_and_facts_of_the_kernel_are_read_by_a_glob() {
+fn libraries_and_kernel_facts_allow_globs() {
     for path in [
         "/proc/driver/nvidia/version",
         "/proc/devices",
@@ -158,7 +158,7 @@ fn libraries_and_facts_of_the_kernel_are_read_by_a_glob() {
 }
 
 #[test]
-fn secrets_accounts_and_services_are_never_read() {
+fn secrets_and_accounts_are_never_readable() {
     for path in [
         "/etc/shadow",
         "/etc/hosts",
@@ -196,7 +196,7 @@ fn secrets_accounts_and_services_are_never_read() {
 }
 
 #[test]
-fn a_source_of_a_mount_is_named_as_its_directory_demands() {
+fn mount_source_naming_depends_on_directory() {
     for (path, naming) in [
         ("/usr/lib/acme", Some(Naming::Glob)),
         ("/usr/share/acme/a", Some(Naming::Glob)),
@@ -232,7 +232,7 @@ fn a_source_of_a_mount_is_named_as_its_directory_demands() {
 }
 
 #[test]
-fn containers_write_to_no_programs_and_libraries() {
+fn programs_and_libraries_are_never_writable() {
     for path in [
         "/usr/bin/a",
         "/usr/lib/systemd/system",

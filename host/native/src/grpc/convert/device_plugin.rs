@@ -157,17 +157,23 @@ fn each<A, B>(
     convert: fn(A) -> Result<B, String>,
 ) -> Result<Vec<B>, String> {
     at_most(field, entries.len(), ALLOCATION_ENTRIES_MAX)?;
-    let convert =
-        |(index, entry)| convert(entry).map_err(|why: String| format!("{field}[{index}]: {why}"));
-    entries.into_iter().enumerate().map(convert).collect()
+    entries
+        .into_iter()
+        .enumerate()
+        .map(|(index, entry)| {
+            convert(entry).map_err(|why: String| format!("{field}[{index}]: {why}"))
+        })
+        .collect()
 }
 
 /// Names that Kubernetes accepts for a container: printable ASCII except `=`. A value may have several lines.
 fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, String> {
     at_most("envs", envs.len(), ALLOCATION_ENTRIES_MAX)?;
     for (name, value) in &envs {
-        let plain = |b: u8| b.is_ascii_graphic() && b != b'=';
-        if name.is_empty() || name.len() > ENV_NAME_BYTES_MAX || !name.bytes().all(plain) {
+        if name.is_empty()
+            || name.len() > ENV_NAME_BYTES_MAX
+            || !name.bytes().all(|b| b.is_ascii_graphic() && b != b'=')
+        {
             return Err(format!(
                 "envs: {} is not the name of a variable",
                 shown(name)

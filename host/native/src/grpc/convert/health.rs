@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timeout_of_nothing_or_nonsense_is_the_default() {
+    fn invalid_timeout_becomes_the_default() {
         assert_eq!(timeout(0), HEALTH_TIMEOUT);
         assert_eq!(timeout(-5), HEALTH_TIMEOUT);
         assert_eq!(timeout(7), Duration::from_secs(7));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn healthy_and_unhealthy_are_read_and_everything_else_is_unknown() {
+    fn unknown_health_values_read_as_unknown() {
         use HealthState::{Healthy, Unhealthy, Unknown};
         for (health, state) in [
             (0, Unknown),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_is_cut_to_a_kubelets_length() {
+    fn long_message_is_truncated() {
         let longest = "x".repeat(HEALTH_MESSAGE_BYTES_MAX);
         assert_eq!(said(2, &longest).message, longest);
         let message = said(2, &"x".repeat(2000)).message;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Script};
+use native_device_plugin::{Choice, Device, Event, Options, Plugin, Script, ScriptedOutcome};
 use tokio::sync::Notify;
 
 use super::*;
@@ -113,7 +113,7 @@ async fn options_are_asked_of_the_plugin() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_the_reason() {
+async fn failed_connect_names_plugin_and_reason() {
     let nowhere = std::path::Path::new("/nowhere/plugin.sock");
     let problem = DevicePlugin::connect(
         &resource(),
@@ -133,7 +133,7 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
         "{problem}"
     );
 
-    let refusing = Script::ok().options(Answer::refuse("no GPU"));
+    let refusing = Script::ok().options(ScriptedOutcome::refuse("no GPU"));
     let problem = refused_connection(refusing, PluginTimes::default()).await;
     assert_eq!(problem.message, format!("device plugin {RESOURCE}: no GPU"));
 
@@ -141,12 +141,12 @@ async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_th
         options: Duration::from_millis(50),
         ..PluginTimes::default()
     };
-    let problem = refused_connection(Script::ok().options(Answer::Hang), steps).await;
+    let problem = refused_connection(Script::ok().options(ScriptedOutcome::Hang), steps).await;
     assert_eq!(problem.code, "driver-deadline");
 }
 
 #[tokio::test]
-async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
+async fn silent_dial_times_out() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("mute.sock");
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -162,7 +162,7 @@ async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn an_allocation_carries_the_devices_the_request_id_and_the_deadline() {
+async fn allocate_carries_devices_id_and_deadline() {
     let bench = Bench::new(Script::ok()).await;
     let allocation = bench.allocate().await.unwrap();
     assert_eq!(allocation.env["NATIVE_DEVICES"], "a,b");
@@ -182,8 +182,8 @@ async fn an_allocation_carries_the_devices_the_request_id_and_the_deadline() {
 }
 
 #[tokio::test]
-async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
-    let problem = Bench::refusal(Script::always(Answer::NoResponse)).await;
+async fn bad_allocate_response_names_the_field() {
+    let problem = Bench::refusal(Script::always(ScriptedOutcome::NoResponse)).await;
     assert_eq!(
         (problem.kind, problem.code.as_str()),
         (ProblemKind::Internal, "driver-answer-not-valid")
@@ -192,7 +192,7 @@ async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
         problem.message.contains("no container response"),
         "{problem}"
     );
-    let problem = Bench::refusal(Script::always(Answer::bad_path())).await;
+    let problem = Bench::refusal(Script::always(ScriptedOutcome::bad_path())).await;
     assert!(problem.message.contains(RESOURCE), "{problem}");
     assert!(
         problem
@@ -203,11 +203,11 @@ async fn answers_that_are_none_or_not_valid_name_the_resource_and_the_field() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harms_no_other() {
+async fn unanswered_call_meets_its_deadline() {
     let due = Arc::new(Notify::new());
-    let bench = Bench::new(Script::always(Answer::After(
+    let bench = Bench::new(Script::always(ScriptedOutcome::After(
         due.clone(),
-        Box::new(Answer::ok(&[])),
+        Box::new(ScriptedOutcome::ok(&[])),
     )))
     .await;
     let short = call(Duration::from_millis(50));
@@ -226,7 +226,7 @@ async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harm
     bench.plugin.set_script(
         Script::ok()
             .choose(|_| Vec::new())
-            .pre_start(|_| Answer::Hang),
+            .pre_start(|_| ScriptedOutcome::Hang),
     );
     assert_eq!(
         bench
@@ -240,8 +240,8 @@ async fn a_call_that_is_never_answered_meets_its_deadline_and_a_late_answer_harm
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_in_a_call_fails_it_and_every_later_one() {
-    let bench = Bench::new(Script::always(Answer::Die)).await;
+async fn dead_plugin_fails_every_call() {
+    let bench = Bench::new(Script::always(ScriptedOutcome::Die)).await;
     assert_eq!(
         bench.allocate().await.unwrap_err().code,
         "driver-unavailable"
@@ -253,7 +253,7 @@ async fn a_plugin_that_dies_in_a_call_fails_it_and_every_later_one() {
 }
 
 #[tokio::test]
-async fn a_preference_is_asked_with_all_three_parts_and_passed_through() {
+async fn preference_carries_all_three_parts() {
     let bench =
         Bench::new(Script::ok().choose(|choice| choice.available.iter().rev().cloned().collect()))
             .await;
@@ -272,7 +272,7 @@ async fn a_preference_is_asked_with_all_three_parts_and_passed_through() {
 }
 
 #[tokio::test]
-async fn a_start_of_a_container_is_reported_with_its_devices() {
+async fn container_start_reports_its_devices() {
     let bench = Bench::new(Script::ok()).await;
     bench
         .driver
@@ -287,7 +287,7 @@ async fn a_start_of_a_container_is_reported_with_its_devices() {
     );
     bench
         .plugin
-        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+        .set_script(Script::ok().pre_start(|_| ScriptedOutcome::refuse("too hot")));
     let problem = bench
         .driver
         .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))
@@ -297,7 +297,7 @@ async fn a_start_of_a_container_is_reported_with_its_devices() {
 }
 
 #[tokio::test]
-async fn a_first_list_and_an_update_are_seen_in_order_and_the_end_has_a_reason() {
+async fn lists_arrive_in_order_until_error() {
     let bench = Bench::new(Script::ok()).await;
     let mut following = bench.driver.follow("r-1".into());
     assert_eq!(bench.plugin.event().await, Event::ListWatched);
@@ -318,7 +318,7 @@ async fn a_first_list_and_an_update_are_seen_in_order_and_the_end_has_a_reason()
 }
 
 #[tokio::test]
-async fn of_a_thousand_lists_at_once_the_newest_is_seen_and_few_of_the_others() {
+async fn newest_of_many_lists_is_seen() {
     let bench = Bench::new(Script::ok()).await;
     let mut following = bench.driver.follow("r-1".into());
     assert_eq!(bench.plugin.event().await, Event::ListWatched);
@@ -339,7 +339,7 @@ async fn of_a_thousand_lists_at_once_the_newest_is_seen_and_few_of_the_others() 
 }
 
 #[tokio::test]
-async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_ends_the_stream() {
+async fn oversized_list_ends_the_stream() {
     let bench = Bench::new(Script::ok()).await;
     let mut following = bench.driver.follow("r-1".into());
     bench.plugin.list(
@@ -357,7 +357,7 @@ async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_end
 }
 
 #[tokio::test]
-async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
+async fn invalid_list_ends_the_stream() {
     let bench = Bench::new(Script::ok()).await;
     bench
         .plugin
@@ -371,7 +371,7 @@ async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
 }
 
 #[tokio::test]
-async fn streams_end_with_the_tasks_and_without_a_listener() {
+async fn streams_end_with_tasks_or_listener() {
     let bench = Bench::new(Script::ok()).await;
     drop(bench.driver.follow("r-1".into()));
     bench.tasks.finished().await;
@@ -382,7 +382,7 @@ async fn streams_end_with_the_tasks_and_without_a_listener() {
 }
 
 #[tokio::test]
-async fn messages_of_a_recorded_plugin_are_recorded_with_their_answers() {
+async fn recording_has_calls_and_answers() {
     let recorded = Recorded::new(RESOURCE);
     let mut bench = Bench::new(Script::ok()).await;
     bench.driver.tap = recorded.tap();
@@ -392,7 +392,7 @@ async fn messages_of_a_recorded_plugin_are_recorded_with_their_answers() {
     bench.allocate().await.unwrap();
     bench
         .plugin
-        .set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+        .set_script(Script::ok().pre_start(|_| ScriptedOutcome::refuse("too hot")));
     bench
         .driver
         .pre_start(&call(Duration::from_secs(30)), &ids(&["a"]))

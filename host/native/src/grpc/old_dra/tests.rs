@@ -14,16 +14,17 @@ use tonic::{Request, Response};
 
 use super::*;
 use crate::grpc::{Connection, Rpcs, Tap};
+use nodedock_model::OpaqueConfig;
 use nodedock_model::{ConfigSource, ObjectRef};
 
 const DRIVER: &str = "old.example.com";
 
-/// What a plugin of any old generation was asked, and what it says.
+/// Requests to a plugin of any old generation, and its answers.
 #[derive(Default)]
 struct Script {
     asked: Mutex<Vec<wire::Claim>>,
     unprepared: Mutex<Vec<String>>,
-    /// Of each claim.
+    /// Answer for each claim.
     answer: Mutex<wire::NodePrepareResourceResponse>,
     lists: Mutex<Option<mpsc::Receiver<Result<wire::NodeListAndWatchResourcesResponse, Status>>>>,
 }
@@ -267,7 +268,7 @@ fn claim(uid: &str) -> DriverClaim {
 }
 
 #[tokio::test]
-async fn claims_go_in_batches_with_their_parameters_and_names_are_for_all_requests() {
+async fn claims_are_batched_with_their_parameters() {
     let bench = Bench::new(Generation::V1alpha3, false).await;
     bench.answer(&[b"old.example.com/d=0", b"old.example.com/d=1"], "");
     let prepared = bench.prepare(&["c1", "c2"]).await;
@@ -300,7 +301,7 @@ async fn claims_go_in_batches_with_their_parameters_and_names_are_for_all_reques
 }
 
 #[tokio::test]
-async fn devices_of_the_last_generation_are_read_as_those_of_today() {
+async fn v1alpha3_devices_are_read_like_v1() {
     let bench = Bench::new(Generation::V1alpha3, false).await;
     let device = v1::Device {
         request_names: vec!["b".to_owned()],
@@ -331,7 +332,7 @@ async fn devices_of_the_last_generation_are_read_as_those_of_today() {
 }
 
 #[tokio::test]
-async fn a_plugin_of_single_claims_is_called_for_each_and_asked_for_batches_once() {
+async fn single_claim_plugin_gets_single_calls() {
     let bench = Bench::new(Generation::V1alpha2, true).await;
     bench.answer(&[b"old.example.com/d=0"], "");
     for prepared in bench.prepare(&["c1", "c2"]).await {
@@ -369,7 +370,7 @@ async fn a_plugin_of_single_claims_is_called_for_each_and_asked_for_batches_once
 
 /// A device whose name has a dot was left out of the pool.
 #[tokio::test]
-async fn a_device_is_published_by_an_encoded_name_and_asked_for_by_the_plugins_own() {
+async fn encoded_device_name_is_decoded() {
     let bench = Bench::new(Generation::V1alpha3, true).await;
     let mut claim = claim("c");
     claim.devices[0].device = "gpu--2e0".parse().unwrap();
@@ -387,7 +388,7 @@ async fn a_device_is_published_by_an_encoded_name_and_asked_for_by_the_plugins_o
 }
 
 #[test]
-fn parameters_of_a_class_are_those_of_the_claim_if_it_has_no_others() {
+fn class_parameters_are_the_fallback() {
     let mut claim = claim("c");
     assert_eq!(parameters(&claim, None).as_deref(), Some("{\"all\":1}"));
     claim.configs.remove(0);
@@ -400,8 +401,7 @@ fn parameters_of_a_class_are_those_of_the_claim_if_it_has_no_others() {
 }
 
 #[tokio::test]
-async fn refusals_bad_answers_and_a_plugin_without_either_service_are_problems_that_name_the_driver()
- {
+async fn bad_answers_name_the_driver() {
     let bench = Bench::new(Generation::V1alpha3, false).await;
     for (devices, error, code) in [
         (&[][..], "busy", "driver-refused"),
@@ -462,7 +462,7 @@ fn listed(instances: Vec<wire::NamedResourcesInstance>) -> wire::NodeListAndWatc
 }
 
 #[tokio::test]
-async fn devices_that_a_plugin_lists_are_a_pool_and_follow_its_lists() {
+async fn listed_devices_become_a_pool() {
     let bench = Bench::new(Generation::V1alpha3, true).await;
     let (sender, lists) = mpsc::channel(4);
     *bench.script.lists.lock().unwrap() = Some(lists);

@@ -8,7 +8,7 @@ use super::*;
 use nodedock_model::HealthState;
 
 #[tokio::test]
-async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other() {
+async fn ten_instances_replace_each_other() {
     let mut dock = Dock::new();
     let mut instances = Vec::new();
     for n in 0..10 {
@@ -28,11 +28,11 @@ async fn instances_of_one_driver_are_all_registered_and_fall_in_for_each_other()
         newest.unregister().unwrap();
         dock.gone(&newest.registration_socket()).await;
     }
-    assert!(dock.registry.list().is_empty() && dock.registry.all_serving().is_empty());
+    assert!(dock.registry.list().is_empty() && dock.registry.instances.all().is_empty());
 }
 
 #[tokio::test]
-async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() {
+async fn reused_socket_takes_the_last_name() {
     let mut dock = Dock::new();
     let mut before = None;
     for n in 0..10 {
@@ -47,7 +47,7 @@ async fn a_replaced_socket_under_other_names_is_one_plugin_with_the_last_name() 
         assert_eq!(
             (
                 dock.registry.list().len(),
-                dock.registry.all_serving().len()
+                dock.registry.instances.all().len()
             ),
             (1, 1),
             "{n}"
@@ -64,7 +64,7 @@ fn mute(path: &Path) -> UnixListener {
 }
 
 #[tokio::test]
-async fn a_socket_is_worked_on_by_one_at_a_time() {
+async fn socket_has_one_worker() {
     let mut dock = Dock::retrying(PATIENCE);
     let path = dock.bench.dir.path().join("reg/mute.sock");
     let first = mute(&path);
@@ -86,7 +86,7 @@ async fn a_socket_is_worked_on_by_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn what_was_said_of_health_goes_with_its_plugin_and_with_no_other() {
+async fn health_ends_with_its_own_plugin() {
     let mut dock = Dock::new();
     let start = async |dock: &mut Dock, driver: &str| {
         let mut options = dock.options(driver);

@@ -111,7 +111,7 @@ fn mount(path: &Path) -> Mount {
 }
 
 #[test]
-fn device_nodes_are_filled_in_from_the_node() {
+fn device_nodes_take_fields_from_node() {
     let Some(scene) = Scene::new() else { return };
     let device_nodes = strings(&["/dev/**", "/dev/fuse", "/dev/pipe", "/dev/ram7"]);
     let granted = Capabilities {
@@ -185,7 +185,7 @@ fn device_nodes_are_filled_in_from_the_node() {
 }
 
 #[test]
-fn mounts_are_made_of_what_the_path_really_is() {
+fn mount_edits_match_the_real_path() {
     // Not below /tmp, which is never mounted.
     let Ok(directory) = tempfile::Builder::new()
         .prefix("nodedock-test-")
@@ -297,7 +297,7 @@ fn mounts_are_made_of_what_the_path_really_is() {
 }
 
 #[test]
-fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
+fn protected_container_paths_cannot_be_covered() {
     let Some(scene) = Scene::new() else { return };
     let granted = Capabilities {
         mounts: strings(&["/opt/**"]),
@@ -347,7 +347,7 @@ fn what_the_kernel_and_the_loader_rely_on_is_not_covered_in_a_container() {
 }
 
 #[test]
-fn a_hooks_environment_needs_the_grants_of_a_containers() {
+fn hook_environment_needs_an_env_grant() {
     let Some(scene) = Scene::new() else { return };
     let Some((_directory, path)) = scene.program() else {
         return;
@@ -368,7 +368,7 @@ fn a_hooks_environment_needs_the_grants_of_a_containers() {
 }
 
 #[test]
-fn hooks_are_programs_that_only_root_can_change() {
+fn hooks_are_writable_only_by_root() {
     let Some(scene) = Scene::new() else { return };
     let Some((_directory, path)) = scene.program() else {
         return;
@@ -389,7 +389,7 @@ fn hooks_are_programs_that_only_root_can_change() {
 }
 
 #[test]
-fn interfaces_groups_and_names_are_checked_against_grant_and_node() {
+fn interfaces_and_groups_are_checked() {
     let Some(scene) = Scene::new() else { return };
     let granted = Capabilities {
         env: strings(&["ACME"]),

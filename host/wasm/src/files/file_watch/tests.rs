@@ -40,7 +40,7 @@ impl Watched {
 }
 
 #[tokio::test]
-async fn files_there_at_the_start_and_files_that_come_later_are_reported() {
+async fn existing_and_later_files_are_reported() {
     let mut watched = Watched::new(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
     assert_eq!(watched.changed().await.stem, "a");
     std::fs::write(watched.path("b.wasm"), "b").unwrap();
@@ -51,7 +51,7 @@ async fn files_there_at_the_start_and_files_that_come_later_are_reported() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_first_list_is_reported_once_after_its_files() {
+async fn initial_list_ends_with_one_event() {
     let mut watched = Watched::new(|dir| {
         std::fs::write(dir.join("a.wasm"), "a").unwrap();
         std::fs::write(dir.join("b.wasm"), "b").unwrap();
@@ -69,7 +69,7 @@ async fn the_end_of_the_first_list_is_reported_once_after_its_files() {
 }
 
 #[tokio::test]
-async fn a_side_file_is_a_change_of_its_driver_and_other_files_are_not() {
+async fn only_known_side_files_are_changes() {
     let mut watched = Watched::new(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
     assert_eq!(watched.changed().await.grant, None);
     std::fs::write(watched.path("b.grant.yaml"), "x").unwrap();
@@ -84,7 +84,7 @@ async fn a_side_file_is_a_change_of_its_driver_and_other_files_are_not() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
+async fn unclosed_file_is_not_reported() {
     use std::io::Write;
     let mut watched = Watched::new(|_| ());
     // The watch is there first: of what was there before it, only the age tells whether it is whole.
@@ -100,8 +100,7 @@ async fn a_file_that_is_still_being_written_is_not_taken_before_it_is_closed() {
 }
 
 #[tokio::test]
-async fn a_signature_that_comes_later_is_a_change_of_its_driver_and_one_that_comes_first_waits_for_it()
- {
+async fn late_signature_is_a_driver_change() {
     let mut watched = Watched::new(|dir| std::fs::write(dir.join("a.wasm"), "a").unwrap());
     assert_eq!(watched.changed().await.signature, None);
     std::fs::write(watched.path("b.wasm.sig"), "x").unwrap();
@@ -119,7 +118,7 @@ async fn a_signature_that_comes_later_is_a_change_of_its_driver_and_one_that_com
 }
 
 #[tokio::test]
-async fn a_directory_that_others_may_write_is_reported_before_its_files_and_so_is_its_repair() {
+async fn writable_directory_is_reported_before_files() {
     use std::os::unix::fs::PermissionsExt;
     let mode = |dir: &Path, mode| {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -146,7 +145,7 @@ fn put(dir: &Path, stem: &str) {
 
 /// One link in a circle, or one name that is too long for a grant's, kept every other driver of the directory from being seen.
 #[test]
-fn a_file_that_cannot_be_looked_at_keeps_no_other_from_being_seen() {
+fn unreadable_file_hides_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let long = "l".repeat(248);
     put(dir.path(), "a");
@@ -173,7 +172,7 @@ fn a_file_that_cannot_be_looked_at_keeps_no_other_from_being_seen() {
 
 /// The files listed first were taken, in the order of the file system: a new file displaced a driver that served.
 #[test]
-fn files_beyond_the_bound_displace_no_driver_and_are_taken_by_name_when_there_is_room() {
+fn excess_files_displace_no_driver() {
     let dir = tempfile::tempdir().unwrap();
     let old: Vec<_> = (0..limit::DRIVER_FILES_MAX)
         .map(|n| format!("m{n:03}"))
@@ -221,7 +220,7 @@ fn put_in(dir: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn an_image_is_reported_with_its_driver_its_signature_and_the_side_files_of_its_name() {
+fn image_has_driver_signature_and_settings() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let gpu = image(at, "gpu");
@@ -283,7 +282,7 @@ fn an_image_is_reported_with_its_driver_its_signature_and_the_side_files_of_its_
 }
 
 #[test]
-fn a_file_with_the_name_of_an_image_steps_back_until_it_is_gone() {
+fn image_precedes_file_of_same_name() {
     let dir = tempfile::tempdir().unwrap();
     let (path, gpu) = (dir.path().join("drivers"), image(dir.path(), "gpu"));
     let (file, of_image) = (
@@ -315,7 +314,7 @@ fn a_file_with_the_name_of_an_image_steps_back_until_it_is_gone() {
 }
 
 #[test]
-fn a_drivers_directory_that_cannot_be_listed_keeps_no_image_back_and_is_not_listed() {
+fn images_load_without_a_drivers_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (path, gpu) = (put_in(dir.path(), "drivers"), image(dir.path(), "gpu"));
     put_in(&gpu.directory, "gpu.wasm");
@@ -336,7 +335,7 @@ fn a_drivers_directory_that_cannot_be_listed_keeps_no_image_back_and_is_not_list
 
 /// The directory of the grants is another than that of the image.
 #[tokio::test]
-async fn a_grant_beside_the_config_is_noticed_by_its_own_watch() {
+async fn grant_beside_config_is_watched() {
     let dir = tempfile::tempdir().unwrap();
     let (gpu, (sender, mut events)) = (image(dir.path(), "gpu"), mpsc::channel(16));
     put_in(&gpu.directory, "gpu.wasm");
@@ -360,7 +359,7 @@ async fn a_grant_beside_the_config_is_noticed_by_its_own_watch() {
 }
 
 #[tokio::test]
-async fn a_renamed_file_and_a_removed_directory_are_noticed() {
+async fn rename_and_directory_removal_are_noticed() {
     let mut watched = Watched::new(|dir| std::fs::write(dir.join("x.tmp"), "a").unwrap());
     std::fs::rename(watched.path("x.tmp"), watched.path("a.wasm")).unwrap();
     assert_eq!(watched.changed().await.stem, "a");

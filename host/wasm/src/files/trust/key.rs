@@ -97,8 +97,9 @@ impl PublicKey {
         }
     }
 
-    /// Whether this key made the signature over this content, whose SHA-256 is computed once for all keys. For Ed25519 both ways in which cosign
-    /// signs are accepted: over the content itself, and over its SHA-512 (Ed25519ph); a signature of one kind is never valid as the other.
+    /// Returns true if this key made the signature over this content, whose SHA-256 is computed once for all keys. For Ed25519 both ways in
+    /// which cosign signs are accepted: over the content itself, and over its SHA-512 (Ed25519ph); a signature of one kind is never valid
+    /// as the other.
     pub(super) fn signed(&self, content: &[u8], sha256: &[u8; 32], signature: &[u8]) -> bool {
         match &self.material {
             Material::P256(key) => p256::ecdsa::Signature::from_der(signature)
@@ -107,11 +108,11 @@ impl PublicKey {
                 let Ok(signature) = ed25519_dalek::Signature::from_slice(signature) else {
                     return false;
                 };
-                let prehashed = || {
-                    let hash = Sha512::new_with_prefix(content);
-                    key.verify_prehashed_strict(hash, None, &signature).is_ok()
-                };
-                key.verify_strict(content, &signature).is_ok() || prehashed()
+                if key.verify_strict(content, &signature).is_ok() {
+                    return true;
+                }
+                let hash = Sha512::new_with_prefix(content);
+                key.verify_prehashed_strict(hash, None, &signature).is_ok()
             }
         }
     }

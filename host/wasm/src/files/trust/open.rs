@@ -96,7 +96,7 @@ fn read(file: OwnedFd, max: u64) -> Result<Opened, OpenError> {
     })
 }
 
-/// What changes when the content does.
+/// Returns the metadata that change when the content does.
 fn stamp(found: &Metadata) -> (u64, i64, i64) {
     (found.size(), found.mtime(), found.mtime_nsec())
 }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_followed_inside_the_directory_and_not_out_of_it() {
+    fn links_outside_directory_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         std::fs::write(at("outside"), "secret").unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_regular_files_of_a_bounded_size_are_read_and_nothing_blocks() {
+    fn only_bounded_regular_files_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         rustix::fs::mknodat(CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

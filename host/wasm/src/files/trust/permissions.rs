@@ -43,7 +43,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Whether the owner is another than root and the daemon's user.
+    /// Returns true if the owner is neither root nor the daemon's user.
     pub fn belongs_to_another(&self) -> bool {
         !is_owned(self.uid, self.own_uid)
     }
@@ -51,13 +51,12 @@ impl Fault {
     /// `shielded`: in this directory, no other user can replace the entry that matters.
     fn find(path: &Path, uid: u32, mode: u32, own_uid: u32, shielded: bool) -> Option<Self> {
         let is_writable = mode & WRITE_OF_OTHERS != 0 && !shielded;
-        let fault = || Self {
+        (!is_owned(uid, own_uid) || is_writable).then(|| Self {
             path: path.to_owned(),
             uid,
             mode,
             own_uid,
-        };
-        (!is_owned(uid, own_uid) || is_writable).then(fault)
+        })
     }
 }
 
@@ -165,7 +164,6 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
     let own = own_uid();
     let directory = directory.canonicalize()?;
-    let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
     let mut faults = Vec::from_iter(Fault::find(
         &opened.path,
         opened.uid,
@@ -173,7 +171,12 @@ pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
         own,
         false,
     ));
-    for path in opened.path.ancestors().skip(1).take_while(is_between) {
+    for path in opened
+        .path
+        .ancestors()
+        .skip(1)
+        .take_while(|path| *path != directory && path.starts_with(&directory))
+    {
         let found = std::fs::symlink_metadata(path)?;
         faults.extend(Fault::find(
             path,
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_write_or_replace_is_reported_with_its_repair() {
+    fn unsafe_directory_is_reported_with_fix() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         let directory = path.join("the drivers");
@@ -237,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_each_link_on_the_way_is_reported() {
+    fn every_link_directory_is_reported() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         for name in ["a", "b", "real", "real/state"] {
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_user_is_reported_and_a_directory_on_its_way_too() {
+    fn foreign_owners_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap();
         std::fs::create_dir(path.join("..now")).unwrap();
@@ -294,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_owner_names_the_right_owners() {
+    fn owner_fault_names_the_allowed_owners() {
         let said = |own| {
             Fault::find(Path::new("/x"), 1234, 0o600, own, false).map(|fault| fault.to_string())
         };

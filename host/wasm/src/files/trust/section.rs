@@ -131,8 +131,12 @@ impl Section {
 impl KeyEntry {
     fn check(&self, directory: &Path) -> Result<Key, SectionError> {
         let name = self.name.value.clone();
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.@ ".contains(c);
-        if name.trim().is_empty() || name.len() > 64 || !name.chars().all(fits) {
+        if name.trim().is_empty()
+            || name.len() > 64
+            || !name
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.@ ".contains(c))
+        {
             let message = format!(
                 "a key's name is {name:?}, and 1 to 64 letters, digits and -_.@ are wanted"
             );
@@ -148,15 +152,11 @@ impl KeyEntry {
     fn public(&self, directory: &Path) -> Result<PublicKey, SectionError> {
         let name = &self.name.value;
         let message = format!("key {name}");
-        let refused = |source, place: SectionError| SectionError {
-            source: Some(source),
-            ..place
-        };
         match (&self.file, &self.pem) {
             (Some(file), None) => PublicKey::read(&directory.join(&file.value))
-                .map_err(|source| refused(source, at(file, message))),
+                .map_err(|source| with_source(source, at(file, message))),
             (None, Some(pem)) => {
-                PublicKey::parse(&pem.value).map_err(|source| refused(source, at(pem, message)))
+                PublicKey::parse(&pem.value).map_err(|source| with_source(source, at(pem, message)))
             }
             (None, None) => Err(at(
                 &self.name,
@@ -201,5 +201,12 @@ impl KeyEntry {
                 .map(|entry| entry.value.clone())
                 .collect(),
         ))
+    }
+}
+
+fn with_source(source: KeyError, place: SectionError) -> SectionError {
+    SectionError {
+        source: Some(source),
+        ..place
     }
 }

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_that_tools_write_gives_the_same_bytes() {
+    fn signature_encodings_decode_equally() {
         let mut der = vec![0x30, 70];
         der.extend(0..70);
         let text = STANDARD.encode(&der);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_is_not_a_signature_is_named() {
+    fn invalid_signature_content_is_named() {
         assert_eq!(decode(b""), Err(SignatureError::Empty));
         assert_eq!(decode(b" \n"), Err(SignatureError::Empty));
         assert_eq!(

@@ -61,7 +61,7 @@ fn of_keys(mode: &str, keys: &str, pins: &str) -> Policy {
     policy(&format!("mode: {mode}\nkeys:\n{keys}{pins}"))
 }
 
-fn judge(policy: &Policy, signature: Option<&str>) -> Verdict {
+fn judge(policy: &Policy, signature: Option<&str>) -> TrustDecision {
     let signature = signature.map(str::as_bytes);
     policy.judge("gpu", FILE, signature)
 }
@@ -70,7 +70,7 @@ fn digest() -> String {
     digest_text(&Sha256::digest(FILE).into())
 }
 
-fn said(verdict: &Verdict) -> String {
+fn said(verdict: &TrustDecision) -> String {
     verdict
         .distrust
         .as_ref()
@@ -79,7 +79,7 @@ fn said(verdict: &Verdict) -> String {
 }
 
 #[test]
-fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
+fn signature_by_known_key_is_trusted() {
     let pure = STANDARD.encode(ed(3).sign(FILE).to_bytes());
     let hash = <sha2::Sha512 as sha2::Digest>::new_with_prefix(FILE);
     let prehashed = STANDARD.encode(ed(3).sign_prehashed(hash, None).unwrap().to_bytes());
@@ -104,7 +104,7 @@ fn a_signature_by_a_known_key_is_trusted_whatever_its_algorithm() {
 }
 
 #[test]
-fn what_is_not_signed_by_a_known_key_over_these_bytes_is_refused() {
+fn unsigned_and_wrongly_signed_are_refused() {
     let keys = key("ec", &ec_pem(1), "") + &key("ed", &ed_pem(3), "");
     let policy = of_keys("enforce", &keys, "");
     let ed_over_digest = STANDARD.encode(
@@ -162,7 +162,7 @@ fn the_mode_says_what_follows() {
 }
 
 #[test]
-fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_end() {
+fn key_trusts_only_its_driver_names() {
     let key_for = |names: &str| {
         of_keys(
             "enforce",
@@ -194,7 +194,7 @@ fn a_key_signs_drivers_of_its_names_only_by_the_stem_first_and_the_name_in_the_e
             "the signer is reported all the same"
         );
     }
-    let said_of = |verdict: Verdict| said(&verdict);
+    let said_of = |verdict: TrustDecision| said(&verdict);
     let policy = key_for("nic.example.com");
     let before = judge(&policy, Some(&signature));
     assert!(
@@ -250,7 +250,7 @@ fn pins_hold_beside_signatures_and_alone() {
 
 /// A file whose digest was pinned under its driver's name was refused before that name was known.
 #[test]
-fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name_decides() {
+fn pin_is_checked_against_driver_name() {
     let other = format!("sha256:{}", "0".repeat(64));
     let before = |pins: &str| judge(&policy(&format!("mode: enforce\npins: {{{pins}}}\n")), None);
     let of_name = format!("gpu.example.com: ['{}']", digest());
@@ -287,7 +287,7 @@ fn a_pin_under_the_drivers_name_lets_the_file_be_asked_for_its_name_and_the_name
 }
 
 #[test]
-fn a_key_that_is_removed_counts_no_more_for_what_it_signed() {
+fn removed_key_invalidates_its_signatures() {
     let both = of_keys(
         "enforce",
         &(key("a", &ec_pem(1), "") + &key("b", &ed_pem(3), "")),
@@ -314,7 +314,7 @@ fn a_key_that_is_removed_counts_no_more_for_what_it_signed() {
 }
 
 #[test]
-fn trust_tells_of_another_policy_and_not_of_the_same() {
+fn only_another_policy_is_a_change() {
     let trust = Trust::new(Policy::default());
     let changes = trust.changes();
     assert!(!trust.replace(Policy::default()) && !changes.has_changed().unwrap());
@@ -323,7 +323,7 @@ fn trust_tells_of_another_policy_and_not_of_the_same() {
 }
 
 #[test]
-fn mistakes_are_reported_with_the_key_and_the_place() {
+fn policy_errors_name_key_and_place() {
     let good = key("a", &ec_pem(1), "");
     let zeros = "0".repeat(64);
     let rsa = "-----BEGIN PUBLIC KEY-----
@@ -433,7 +433,7 @@ RFO3SKpOQ3qvL0J6QirpLf6geXBQroo5
 }
 
 #[test]
-fn a_weak_key_and_one_that_is_not_on_its_curve_are_refused() {
+fn weak_and_invalid_keys_are_refused() {
     let pem = |der: &[u8]| {
         let text = STANDARD.encode(der);
         format!("-----BEGIN PUBLIC KEY-----\n{text}\n-----END PUBLIC KEY-----\n")
@@ -458,7 +458,7 @@ fn a_weak_key_and_one_that_is_not_on_its_curve_are_refused() {
 }
 
 #[test]
-fn keys_of_files_are_read_beside_the_config() {
+fn key_files_are_relative_to_config() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("release.pub"), ed_pem(3)).unwrap();
     let section: Section =

@@ -103,7 +103,7 @@ pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
 }
 
 #[test]
-fn a_node_is_looked_at_and_not_opened() {
+fn nodes_are_inspected_without_opening() {
     let Some((_directory, dev, sysfs)) = dev() else {
         return;
     };
@@ -125,7 +125,7 @@ fn a_node_is_looked_at_and_not_opened() {
 }
 
 #[test]
-fn paths_that_are_not_nodes_and_nodes_that_no_driver_may_have_are_refused() {
+fn forbidden_and_invalid_nodes_are_refused() {
     let Some((_directory, dev, sysfs)) = dev() else {
         return;
     };
@@ -155,7 +155,7 @@ fn paths_that_are_not_nodes_and_nodes_that_no_driver_may_have_are_refused() {
 }
 
 #[test]
-fn the_kind_of_a_node_says_how_a_grant_names_it() {
+fn node_kind_determines_its_grant_naming() {
     let Some((_directory, dev, sysfs)) = dev() else {
         return;
     };

@@ -5,8 +5,8 @@ use wasmparser::{Encoding, Parser, Payload};
 
 use super::LoadError;
 
-/// What a driver's file may contain. Other languages' compilers make one with 38 modules, 14,000 functions, the longest of 430 kB, and
-/// 400 kB of types, imports, exports and the like, which stay in memory for as long as the driver is loaded.
+/// Limits on the contents of a driver's file. Other languages' compilers make one with 38 modules, 14,000 functions, the longest of 430 kB,
+/// and 400 kB of types, imports, exports and the like, which stay in memory for as long as the driver is loaded.
 const MODULES_MAX: usize = 256;
 const FUNCTIONS_MAX: usize = 100_000;
 const FUNCTION_BYTES_MAX: usize = 2 << 20;

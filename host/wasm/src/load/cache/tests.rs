@@ -95,7 +95,7 @@ fn renew(path: &Path, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn what_was_put_is_found_again_and_can_be_mapped() {
+async fn cached_artifact_is_found_and_mapped() {
     let scene = Scene::new();
     let cache = scene.open();
     assert!(cache.take(&scene.key, &scene.engine).is_none());
@@ -122,7 +122,7 @@ async fn what_was_put_is_found_again_and_can_be_mapped() {
 }
 
 #[tokio::test]
-async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
+async fn damaged_cache_file_is_replaced() {
     let scene = Scene::new();
     let cache = scene.open();
     let outside = scene.directory.path().join("outside");
@@ -239,7 +239,7 @@ async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
 
 /// The seal was a digest: a process that could write to the directory put another driver's code under the digest of a signed file.
 #[tokio::test]
-async fn code_that_another_program_sealed_is_not_taken() {
+async fn code_sealed_by_others_is_refused() {
     let scene = Scene::new();
     let cache = scene.open();
     let compiled = || async {
@@ -280,7 +280,7 @@ async fn code_that_another_program_sealed_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_missing_or_unusable_begins_a_new_cache() {
+async fn missing_key_resets_the_cache() {
     let scene = Scene::new();
     let path = scene.paths().key;
     let outside = scene.directory.path().join("outside");
@@ -339,7 +339,7 @@ async fn a_key_that_is_missing_or_unusable_begins_a_new_cache() {
 }
 
 #[tokio::test]
-async fn a_file_or_directory_of_another_user_is_not_taken() {
+async fn files_of_other_users_are_refused() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can give files away");
         return;
@@ -364,7 +364,7 @@ async fn a_file_or_directory_of_another_user_is_not_taken() {
 }
 
 #[tokio::test]
-async fn a_directory_of_ours_that_is_open_to_others_is_closed_and_if_they_could_write_emptied() {
+async fn open_cache_directory_is_closed() {
     let scene = Scene::new();
     let cache = scene.open();
     scene.fill(&cache).await;
@@ -383,7 +383,7 @@ async fn a_directory_of_ours_that_is_open_to_others_is_closed_and_if_they_could_
 }
 
 #[test]
-fn a_link_or_a_file_is_no_cache() {
+fn links_and_files_are_no_cache() {
     let scene = Scene::new();
     let link = scene.directory.path().join("link");
     symlink(scene.directory.path(), &link).unwrap();
@@ -399,7 +399,7 @@ fn a_link_or_a_file_is_no_cache() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_removed_meanwhile_is_made_again() {
+async fn removed_cache_directory_is_recreated() {
     let scene = Scene::new();
     let cache = scene.open();
     std::fs::remove_dir_all(scene.path()).unwrap();
@@ -409,7 +409,7 @@ async fn a_directory_that_is_removed_meanwhile_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_other_versions_left_goes_and_what_is_not_ours_stays() {
+async fn only_old_artifacts_are_removed() {
     let scene = Scene::new();
     scene.fill(&scene.open()).await;
     let digits = "0".repeat(64);
@@ -428,7 +428,7 @@ async fn what_other_versions_left_goes_and_what_is_not_ours_stays() {
 }
 
 #[test]
-fn the_least_recently_used_are_removed_first() {
+fn least_recently_used_are_removed_first() {
     let scene = Scene::new();
     let cache = scene.open();
     let keys: Vec<Key> = (0..5)
@@ -469,7 +469,7 @@ fn the_least_recently_used_are_removed_first() {
 }
 
 #[test]
-fn the_engine_that_compiles_and_the_one_that_runs_have_the_same_settings() {
+fn engines_have_the_same_settings() {
     let running = engine::Runtime::new().unwrap();
     for parallel in [false, true] {
         assert_eq!(

@@ -5,7 +5,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 
-use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::CompileBounds;
@@ -13,15 +13,15 @@ use super::CompileBounds;
 /// Users of these processes, one for each, so that no other process can signal or trace it or uses up its number of processes. No
 /// distribution, systemd, directory service or container runtime gives numbers of this range to users (`docs/decisions/0004`).
 const USERS: RangeInclusive<u32> = 2_147_200_000..=2_147_265_535;
-/// For a user namespace without these numbers, as a container's of 65,536: its other processes are of the same container.
+/// User for a user namespace without these numbers, as a container's of 65,536: its other processes are of the same container.
 const NOBODY: u32 = 65534;
 /// Standard input, output and error.
 const PIPES: u64 = 3;
-/// Of each thread: parsers and the compiler recurse into nested items.
+/// Stack of each thread: parsers and the compiler recurse into nested items.
 const STACK_BYTES: u64 = 16 << 20;
 /// Threads that compile, if there are as many processors: each has its share of the memory.
 const THREADS_MAX: usize = 4;
-/// From SIGXCPU, which ends a process that has used its CPU time, to SIGKILL.
+/// Time from SIGXCPU, which ends a process that has used its CPU time, to SIGKILL.
 const CPU_GRACE_SECONDS: u64 = 5;
 /// Lower priority than anything else on the node.
 const NICENESS: i32 = 10;
@@ -121,11 +121,10 @@ fn become_user(number: u32) -> rustix::io::Result<()> {
 /// Has to follow the change of user, which clears this setting (prctl(2)).
 fn die_with(parent: u32) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let is_parent =
-        |pid: Pid| u32::try_from(pid.as_raw_nonzero().get()).is_ok_and(|pid| pid == parent);
-    match rustix::process::getppid().is_some_and(is_parent) {
-        true => Ok(()),
-        false => Err(io::Error::other("the parent process is gone")),
+    let now = rustix::process::getppid().map(|pid| u32::try_from(pid.as_raw_nonzero().get()));
+    match now {
+        Some(Ok(now)) if now == parent => Ok(()),
+        _ => Err(io::Error::other("the parent process is gone")),
     }
 }
 
@@ -146,7 +145,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_compiler_has_a_user_that_no_other_program_gives() {
+    fn compiler_user_is_in_unused_range() {
         assert_eq!(USERS.count(), 1 << 16);
         for (whose, range) in OF_OTHERS {
             assert!(

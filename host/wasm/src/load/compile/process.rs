@@ -16,7 +16,7 @@ use crate::load::artifact::{ARTIFACT_BYTES_MAX, memory_file};
 
 /// Bytes of its standard error: an explanation has a line or two.
 const STDERR_BYTES_MAX: usize = 4 << 10;
-/// What the standard library's allocator prints before it aborts for want of memory.
+/// Text that the standard library's allocator prints before it aborts when memory is exhausted.
 const NO_MEMORY: &str = "memory allocation of";
 
 /// Compiles a file. When the future is dropped, the process is killed.
@@ -25,10 +25,9 @@ pub(super) async fn run(
     source: Bytes,
     bounds: &CompileBounds,
 ) -> Result<File, LoadError> {
-    let failed = |error: io::Error| {
+    let mut child = command(program, bounds).spawn().map_err(|error| {
         LoadError::Host(format!("start the compiler {}: {error}", program.display()))
-    };
-    let mut child = command(program, bounds).spawn().map_err(failed)?;
+    })?;
     tracing::debug!(pid = child.id(), bytes = source.len(), "compiler started");
     match tokio::time::timeout(bounds.wall, talk(&mut child, source, bounds)).await {
         Ok(outcome) => outcome,
@@ -57,17 +56,20 @@ fn command(program: &Path, bounds: &CompileBounds) -> Command {
 }
 
 async fn talk(child: &mut Child, source: Bytes, bounds: &CompileBounds) -> Result<File, LoadError> {
-    let host = |error: io::Error| LoadError::Host(format!("talk to the compiler: {error}"));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let ((), answer, stderr) =
         tokio::join!(write(stdin, source), receive(stdout), read_stderr(stderr));
-    let status = child.wait().await.map_err(host)?;
-    let answer = answer.map_err(host)?;
+    let status = child.wait().await.map_err(talk_failed)?;
+    let answer = answer.map_err(talk_failed)?;
     if status.success() {
         Ok(answer)
     } else {
         Err(explain(status, &stderr, bounds))
     }
+}
+
+fn talk_failed(error: io::Error) -> LoadError {
+    LoadError::Host(format!("talk to the compiler: {error}"))
 }
 
 /// Writes the source. A process that ends before it has read all explains that by its exit status.
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_has_an_error_of_its_own() {
+    fn every_compiler_exit_has_an_error() {
         assert_eq!(ended(libc::SIGXCPU, ""), "compile-cpu");
         assert_eq!(
             ended(libc::SIGKILL, "memory allocation of 8 bytes failed"),

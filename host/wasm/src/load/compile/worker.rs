@@ -45,11 +45,8 @@ pub(super) fn produce(engine: &Engine, source: &[u8], out: impl Write) -> io::Re
 
 fn compile(engine: &Engine, component: &[u8]) -> Result<Vec<u8>, LoadError> {
     let code = engine.precompile_component(component).map_err(|error| {
-        let out_of_memory = |cause: &(dyn std::error::Error + 'static)| {
-            let io = cause.downcast_ref::<io::Error>();
-            io.is_some_and(|error| error.kind() == io::ErrorKind::OutOfMemory)
-        };
-        match error.chain().any(out_of_memory) {
+        let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+        match causes.any(|error: &io::Error| error.kind() == io::ErrorKind::OutOfMemory) {
             true => LoadError::CompileMemory(memory_bound() >> 20),
             false => LoadError::Compile(bounded_line(&format!("{error:#}"))),
         }
@@ -73,9 +70,12 @@ fn spent() -> Spent {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()
     };
-    let ms = |time: libc::timeval| time.tv_sec as u64 * 1000 + time.tv_usec as u64 / 1000;
     Spent {
-        cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime),
+        cpu_ms: milliseconds(usage.ru_utime) + milliseconds(usage.ru_stime),
         memory_peak_mib: usage.ru_maxrss as u64 >> 10,
     }
+}
+
+fn milliseconds(time: libc::timeval) -> u64 {
+    time.tv_sec as u64 * 1000 + time.tv_usec as u64 / 1000
 }

@@ -79,7 +79,7 @@ fn version() -> (Arc<DriverIdentity>, Bytes) {
 
 /// A file that lost its name reported that after another file had the name, whose previous versions were unloaded then.
 #[test]
-fn a_file_that_loses_a_name_revokes_nothing_of_the_one_that_has_it_now() {
+fn former_name_owner_revokes_nothing() {
     let scene = Scene::new();
     let (name, wide) = (&scene.name, grant("env: [A]"));
     for others in [wide.clone(), grant("env: [B]")] {
@@ -94,7 +94,7 @@ fn a_file_that_loses_a_name_revokes_nothing_of_the_one_that_has_it_now() {
 
 /// A caller whose time was over cancelled the load, and each retry began at the end of the compiler's queue.
 #[tokio::test]
-async fn loading_continues_when_its_callers_are_cancelled() {
+async fn loading_continues_after_caller_cancellation() {
     let scene = Scene::new();
     let ((identity, code), name) = (version(), &scene.name);
     scene.store(&identity, &code).await;
@@ -128,7 +128,7 @@ async fn loading_continues_when_its_callers_are_cancelled() {
 }
 
 #[tokio::test]
-async fn a_failed_load_is_retried_and_none_begins_at_the_end() {
+async fn failed_load_is_retried_until_shutdown() {
     let scene = Scene::new();
     let ((identity, code), name) = (version(), &scene.name);
     let failure = async || {

@@ -10,9 +10,10 @@ impl Worker {
     /// Reserves the name that the file describes.
     pub(super) async fn reserve_name(&self, name: &DriverName) -> Result<NameReservation, Refusal> {
         let registry = &self.shared.registry;
-        registry.set_described(&self.source, name);
+        registry.names.set_described(&self.source, name);
         registry
-            .reserve_name(&self.source, name)
+            .names
+            .reserve(&self.source, name)
             .await
             .map_err(|why| self.not_named(name, why))
     }
@@ -35,18 +36,19 @@ impl Worker {
         }
     }
 
-    /// What to do after the owner of a name may have changed.
+    /// Returns the next action after the owner of a name may have changed.
     pub(super) fn name_changed(&self) -> Option<Next> {
         let registry = &self.shared.registry;
         if let Some(serving) = &self.serving
-            && let Some(owner) = registry.owner_of(&serving.driver.info().name)
+            && let Some(owner) = registry.names.owner_of(&serving.driver.info().name)
             && owner != serving.source
         {
             return Some(Next::LeaveName);
         }
         let awaited = self.awaited_name.as_ref()?;
         registry
-            .may_have_name(&self.source, awaited)
+            .names
+            .may_have(&self.source, awaited)
             .then_some(Next::Load("name free"))
     }
 
@@ -54,7 +56,7 @@ impl Worker {
     pub(super) fn leave_name(&mut self) {
         let Some(serving) = &self.serving else { return };
         let name = serving.driver.info().name.clone();
-        let Some(owner) = self.shared.registry.owner_of(&name) else {
+        let Some(owner) = self.shared.registry.names.owner_of(&name) else {
             return;
         };
         let refusal = self.not_named(&name, NameRefusal::Belongs(owner));

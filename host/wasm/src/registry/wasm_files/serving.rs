@@ -8,7 +8,7 @@ use super::Worker;
 use crate::WasmDriver;
 use crate::driver::missing_resources;
 use crate::files::stored_files::SignedFile;
-use crate::files::trust::Verdict;
+use crate::files::trust::TrustDecision;
 use crate::registry::inventory_poller::DiscoveryRequests;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -24,7 +24,7 @@ pub(super) struct Serving {
     pub(super) source: NameSource,
     /// Its last devices.
     pub(super) inventory: watch::Receiver<Arc<Published>>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: TrustDecision,
     pub(super) requests: DiscoveryRequests,
     /// Its inventory poller and what follows its calls.
     pub(super) tasks: Tasks,
@@ -43,11 +43,11 @@ impl Serving {
             Some(same) if same == digest => "the same file with its current side files".to_owned(),
             Some(other) => format!("the new file ({other})"),
         };
-        format!("version {version} ({digest}) goes on serving; {file} is {state}")
+        format!("version {version} ({digest}) continues to serve; {file} is {state}")
     }
 }
 
-/// What a driver requests beyond a grant.
+/// Returns the capabilities and limits that a driver requests beyond a grant.
 fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
     let info = driver.info();
     grant::missing(&info.capabilities, &info.limits, grant)
@@ -129,7 +129,7 @@ impl Worker {
             );
             view.reason = reason;
         });
-        self.shared.registry.tell_devices(&name);
+        self.shared.registry.sources.report_devices(&name);
     }
 
     /// Takes the serving version out of service. Its running calls continue.

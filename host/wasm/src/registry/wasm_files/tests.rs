@@ -110,9 +110,9 @@ async fn reported(changes: &mut broadcast::Receiver<Changed>, state: &str) {
         .unwrap_or_else(|_| panic!("{state} was not reported"));
 }
 
-/// Until the new files could be loaded, previous versions kept a right that was revoked.
+/// Covers previous versions, which kept a right that was revoked until the new files could be loaded.
 #[tokio::test]
-async fn a_revoked_right_is_revoked_for_previous_versions_also_if_the_new_files_are_not_loaded() {
+async fn revocation_applies_before_new_files_load() {
     let scene = Scene::new();
     scene.put(".wasm", Guest::default().module());
     scene.put_grant("env: [A]");
@@ -134,7 +134,7 @@ async fn a_revoked_right_is_revoked_for_previous_versions_also_if_the_new_files_
 
 /// A worker that still discovered devices when its file went and came back took the new file's driver out of service for good.
 #[tokio::test]
-async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
+async fn returning_file_is_served() {
     let scene = Scene::new();
     let on_request = "(if (i32.eq (local.get 11) (i32.const 3)) (then (loop $l (br $l))))";
     let slow = Guest {
@@ -145,7 +145,7 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
     scene.put_grant("limits: {cpuMs: 300}");
     let (registry, mut changes) = (
         &scene.files.registry,
-        scene.files.registry.changes().listen(),
+        scene.files.registry.sources.changes().listen(),
     );
     let (events, received) = mpsc::channel(8);
     scene
@@ -158,7 +158,7 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
         .unwrap();
     reported(&mut changes, "serving").await;
 
-    let mut serving = registry.serving_changes();
+    let mut serving = registry.instances.changes();
     serving.mark_unchanged();
     let back = async {
         // The worker discovers its driver's devices next.
@@ -179,7 +179,7 @@ async fn a_file_that_comes_back_before_its_worker_has_ended_is_served() {
 }
 
 #[tokio::test]
-async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
+async fn waiting_file_is_revocable_and_removable() {
     let scene = Scene::new();
     scene.put(
         ".wasm",
@@ -190,7 +190,7 @@ async fn a_file_that_waits_for_memory_can_be_revoked_and_removed() {
         .module(),
     );
     scene.put_grant("env: [A]");
-    let mut changes = scene.files.registry.changes().listen();
+    let mut changes = scene.files.registry.sources.changes().listen();
     let worker = scene.files.worker(STEM, None);
     load(&worker, scene.driver_files()).await;
     reported(&mut changes, "serving").await;

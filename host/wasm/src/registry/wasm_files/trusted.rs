@@ -1,11 +1,11 @@
 //! Trust in a driver's files: conditions about them, and judging them again when the policy changes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::{DriverState, Refusal, WasmFiles, Worker};
 use crate::files::file_watch::DriverFiles;
-use crate::files::trust::Verdict;
+use crate::files::trust::TrustDecision;
 use crate::files::trust::permissions::Fault;
 use crate::registry::file_memory::Room;
 use crate::registry::verification::{self, FileError, FileFaults, Outcome, Verification};
@@ -30,15 +30,15 @@ impl WasmFiles {
 
     /// Sets conditions for the directory's faults, and clears those of former faults.
     pub(super) fn report_directory(&self, faults: &[Fault]) {
-        let subject = |fault: &Fault| fault.path.display().to_string();
-        let found: Vec<_> = faults.iter().map(subject).collect();
+        let subjects = faults.iter().map(|fault| fault.path.display().to_string());
+        let found: Vec<_> = subjects.collect();
         self.conditions
             .retain(ProblemCode::DriversFolderOpen, |known| {
                 found.iter().any(|subject| subject == known)
             });
-        for fault in faults {
+        for (subject, fault) in found.iter().zip(faults) {
             self.conditions.set(
-                &subject(fault),
+                subject,
                 Problem::denied(ProblemCode::DriversFolderOpen, fault.to_string()),
             );
         }
@@ -54,8 +54,8 @@ impl Worker {
     }
 
     fn report_files(&mut self, faults: &FileFaults) {
-        let subject = |path: &Path| path.display().to_string();
-        let found: Vec<_> = faults.iter().map(|(path, _)| subject(path)).collect();
+        let subjects = faults.iter().map(|(path, _)| path.display().to_string());
+        let found: Vec<_> = subjects.collect();
         let repaired = self
             .open_files
             .iter()
@@ -75,7 +75,11 @@ impl Worker {
     }
 
     /// Judges again, now that the driver's name is known. The policy may have changed while the driver was compiled.
-    pub(super) fn judge_named(&self, verdict: &Verdict, name: &str) -> Result<Verdict, FileError> {
+    pub(super) fn judge_named(
+        &self,
+        verdict: &TrustDecision,
+        name: &str,
+    ) -> Result<TrustDecision, FileError> {
         let verdict = self.shared.trust.policy().judge_named(verdict, name);
         if verdict.refuses() {
             Err(FileError::Distrusted(Box::new(verdict)))
@@ -85,7 +89,7 @@ impl Worker {
     }
 
     /// Shows the verdict on the serving version, or on the file where none serves.
-    pub(super) fn show_verdict(&self, verdict: &Verdict) {
+    pub(super) fn show_verdict(&self, verdict: &TrustDecision) {
         self.show(|view| view.trust = Some(verdict.view()));
         if verdict.warns() {
             let reason = format!(
@@ -148,8 +152,8 @@ impl Worker {
         }
     }
 
-    /// Whether the files may be loaded, and the verdict on the driver's. Their bytes do not stay in memory.
-    async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<Verdict>) {
+    /// Returns true if the files may be loaded, and the verdict on the driver's file. Their bytes do not stay in memory.
+    async fn read_again(&mut self, files: &DriverFiles) -> (bool, Option<TrustDecision>) {
         let verification = Verification::begin(files).await;
         let room = Room::within(&self.shared.memory.judging, verification.size).await;
         match self.verify(verification, room).await.verified {
@@ -159,7 +163,7 @@ impl Worker {
     }
 
     /// Takes the serving version out of service. Its claims are kept, and running calls end.
-    fn distrust(&mut self, verdict: Verdict) {
+    fn distrust(&mut self, verdict: TrustDecision) {
         let started = Instant::now();
         self.show(|view| view.state = DriverState::Draining);
         self.retire();

@@ -38,10 +38,9 @@ impl Workers {
     ) {
         let Self { running, ending } = self;
         let stem = files.stem.clone();
-        let started = || start(&stem, ending.remove(&stem));
         running
             .entry(stem.clone())
-            .or_insert_with(started)
+            .or_insert_with(|| start(&stem, ending.remove(&stem)))
             .files
             .send_replace(Some(files));
     }
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_begins_after_the_one_before_it_and_workers_that_ended_are_forgotten() {
+    fn worker_starts_after_its_previous_one() {
         let mut workers = Workers::default();
         let mut first = load(&mut workers, "a").unwrap();
         assert!(first.before.is_none() && first.files.borrow_and_update().is_some());

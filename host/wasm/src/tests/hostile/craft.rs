@@ -1,8 +1,8 @@
 //! Answers of a guest from JSON, laid out in its memory as the canonical ABI has them, right or wrong.
 //!
-//! What is left out is zero: an empty list, no option, the first case. Beside JSON's own values there are
-//! `{"$tag": n}` (this discriminant, whatever the type has), `{"$at": [pointer, length]}` (a string or list at this place),
-//! `{"$times": [n, value]}` (a text or an entry so many times) and `{"$bytes": [..]}` (a text that need not be UTF-8).
+//! An omitted value is zero: an empty list, no option, the first case. Beside JSON's own values there are `{"$tag": n}` (this discriminant,
+//! for any type), `{"$at": [pointer, length]}` (a string or list at this place), `{"$times": [n, value]}` (a text or an entry so many
+//! times) and `{"$bytes": [..]}` (a text that need not be UTF-8).
 
 use std::sync::LazyLock;
 

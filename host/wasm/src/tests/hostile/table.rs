@@ -213,7 +213,7 @@ pub(super) fn changes(interface: &str, function: &str, path: &str, value: &str) 
     })
 }
 
-/// What a driver may have of WASI, as far as these drivers use it.
+/// Interfaces of WASI for a driver, as far as these drivers use them.
 pub(in crate::tests) const WASI: &str = "
     package nodedock:hostile;
     world hostile {

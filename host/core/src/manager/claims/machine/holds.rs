@@ -1,8 +1,8 @@
-//! What a claim keeps from others: devices, the hardware behind them, and parts of counters and capacities.
+//! Holds of a claim, which exclude other claims: devices, the hardware behind them, and parts of counters and capacities.
 
 use std::collections::BTreeMap;
 
-use crate::manager::claims::table::device_key;
+use crate::records::table::device_key;
 use nodedock_model::{AllocatedDevice, Allocation, CounterSet, Device, DriverName, Hold, Use};
 
 /// The facts of a device that decide whether several claims may have it.
@@ -15,9 +15,9 @@ pub struct DeviceFacts {
     /// Keys of what containers got of the device when it was prepared last.
     pub derived: Vec<DerivedKey>,
     pub counters: Vec<CounterFacts>,
-    /// By counter set from which the device consumes.
+    /// Compatibility groups, by counter set from which the device consumes.
     pub groups: BTreeMap<String, Vec<String>>,
-    /// Of a device that allows several allocations, by name.
+    /// Capacities, by name, of a device that allows several allocations.
     pub capacities: BTreeMap<String, String>,
 }
 
@@ -25,11 +25,12 @@ pub struct DeviceFacts {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DerivedKey {
     pub key: String,
-    /// Whether there is hardware behind it. What has none, as a control node of several devices, excludes only claims that hold it exclusively.
+    /// True if there is hardware behind the key. A key without hardware, such as that of a control node of several devices, excludes only
+    /// claims that hold it exclusively.
     pub has_hardware: bool,
 }
 
-/// What a device takes of a counter of its pool.
+/// Amount that a device takes of a counter of its pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CounterFacts {
     pub set: String,
@@ -45,18 +46,15 @@ impl DeviceFacts {
         let mut counters = Vec::new();
         for consumed in device.consumes {
             let set = sets.iter().find(|set| set.name == consumed.name);
-            let whole = |counter: &str| set.and_then(|set| set.counters.get(counter)).cloned();
-            counters.extend(
-                consumed
-                    .counters
-                    .into_iter()
-                    .map(|(counter, amount)| CounterFacts {
-                        set: consumed.name.clone(),
-                        whole: whole(&counter).unwrap_or_else(|| "0".to_owned()),
-                        counter,
-                        amount,
-                    }),
-            );
+            counters.extend(consumed.counters.into_iter().map(|(counter, amount)| {
+                let whole = set.and_then(|set| set.counters.get(&counter));
+                CounterFacts {
+                    set: consumed.name.clone(),
+                    whole: whole.map_or("0", String::as_str).to_owned(),
+                    counter,
+                    amount,
+                }
+            }));
             let of_set = device
                 .scheduling
                 .as_deref()
@@ -80,7 +78,7 @@ impl DeviceFacts {
         }
     }
 
-    /// What the device would take of counters, if a claim had it; `None` if it takes nothing.
+    /// Returns the hold on counters that a claim with the device would have; `None` if the device takes nothing.
     pub fn hold(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Hold> {
         let (key, uses) = (
             device_key(driver, pool, device),
@@ -95,12 +93,12 @@ impl DeviceFacts {
         })
     }
 
-    /// Whether several claims may have what a container gets of the device: it allows that, or counters decide.
+    /// Returns whether several claims may have what a container gets of the device: the device allows it, or counters decide.
     fn is_divided(&self) -> bool {
         self.allow_multiple_allocations || !self.counters.is_empty()
     }
 
-    /// What a claim that has the device keeps from other drivers' devices, and from devices of its driver with a common identity.
+    /// Returns the holds of a claim with the device that exclude other drivers' devices, and devices of its driver with a common identity.
     pub(in crate::manager::claims) fn hardware_holds(
         &self,
         driver: &DriverName,
@@ -114,20 +112,22 @@ impl DeviceFacts {
             .map(|key| (key, shared, false));
         let derived = self.derived.iter();
         let derived = derived.map(|found| (&found.key, is_divided || !found.has_hardware, true));
-        let hold = |(key, shared, derived): (&String, bool, bool)| {
-            let driver = Some(driver.clone());
-            Hold {
-                key: key.clone(),
-                shared,
-                driver,
-                derived,
-                uses: Vec::new(),
-            }
-        };
-        declared.chain(derived).map(hold).collect()
+        declared
+            .chain(derived)
+            .map(|(key, shared, derived)| {
+                let driver = Some(driver.clone());
+                Hold {
+                    key: key.clone(),
+                    shared,
+                    driver,
+                    derived,
+                    uses: Vec::new(),
+                }
+            })
+            .collect()
     }
 
-    /// What a claim that has all of the device keeps from others.
+    /// Returns the holds of a claim that has all of the device.
     pub fn exclusive_holds(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<Hold> {
         let key = device_key(driver, pool, device);
         let own = Hold {
@@ -142,7 +142,7 @@ impl DeviceFacts {
             .collect()
     }
 
-    /// What an allocation of the device takes of things that others use as well.
+    /// Returns the counters and capacities that an allocation of the device uses together with others.
     fn uses(&self, device: &AllocatedDevice) -> Vec<Use> {
         let pool = format!("{}/{}", device.driver, device.pool);
         let capacities = device.consumed.iter().filter_map(|(name, amount)| {
@@ -214,13 +214,12 @@ pub(in crate::manager::claims) fn holds_of(
             uses,
         };
         for new in std::iter::once(own).chain(of_hardware) {
-            let empty = || Hold {
-                uses: Vec::new(),
-                ..new.clone()
-            };
             let hold = holds
                 .entry((new.key.clone(), new.driver.clone()))
-                .or_insert_with(empty);
+                .or_insert_with(|| Hold {
+                    uses: Vec::new(),
+                    ..new.clone()
+                });
             // What a driver says of its device goes before what was found.
             if hold.derived && !new.derived {
                 (hold.shared, hold.derived) = (new.shared, false);
@@ -228,8 +227,11 @@ pub(in crate::manager::claims) fn holds_of(
                 hold.shared &= new.shared;
             }
             // A second share of the device uses its capacity once more, and nothing else.
-            let is_new = |new: &Use| new.of.contains('@') || !hold.uses.contains(new);
-            let uses: Vec<_> = new.uses.into_iter().filter(is_new).collect();
+            let uses: Vec<_> = new
+                .uses
+                .into_iter()
+                .filter(|new| new.of.contains('@') || !hold.uses.contains(new))
+                .collect();
             hold.uses.extend(uses);
         }
     }

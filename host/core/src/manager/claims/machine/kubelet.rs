@@ -43,9 +43,10 @@ pub fn known_claim(
         source.kind,
         ProblemKind::Unavailable | ProblemKind::Internal | ProblemKind::Denied
     );
-    let is_known =
-        |record: &&ClaimRecord| record.id == *wanted && record.state != ClaimState::Unpreparing;
-    let Some(record) = known.filter(is_known).filter(|_| is_unreachable) else {
+    let Some(record) = known
+        .filter(|record| record.id == *wanted && record.state != ClaimState::Unpreparing)
+        .filter(|_| is_unreachable)
+    else {
         return Err(source);
     };
     Ok(Claim {
@@ -161,7 +162,7 @@ pub(super) fn in_use(record: &ClaimRecord) -> Problem {
     Problem::conflict(ProblemCode::ClaimInUse, message)
 }
 
-/// Who holds a claim, for a problem's one line.
+/// Names the holders of a claim, for a problem's one line.
 pub(super) fn holders_named(record: &ClaimRecord) -> String {
     let pods = pods_named(record);
     if !record.is_held_by_kubelet() {

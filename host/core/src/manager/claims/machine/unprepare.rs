@@ -8,7 +8,7 @@ use nodedock_model::{
     Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
 };
 
-/// Who unprepares a claim.
+/// Requester of an unprepare.
 #[derive(Debug, Clone, Copy)]
 pub enum UnprepareRequest<'a> {
     Pod(&'a Uid),
@@ -154,7 +154,7 @@ pub fn roll_back(
     (Arc::new(record), drivers)
 }
 
-/// Whether an operator may release a claim: only if no pod and no kubelet holds it.
+/// Fails if an operator may not release a claim: a pod or a kubelet holds it, and it is not being unprepared.
 pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
     let is_held = !record.pods.is_empty() || record.is_held_by_kubelet();
     if record.state == ClaimState::Unpreparing || !is_held {

@@ -68,7 +68,7 @@ fn unprepares(step: UnprepareStep) -> (Arc<ClaimRecord>, Vec<DriverName>) {
 }
 
 #[test]
-fn a_claim_that_cannot_be_read_is_taken_as_it_is_known() {
+fn known_claim_serves_without_its_source() {
     let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
     let table = held(&wanted, &["gpu"]);
     let record = table
@@ -112,7 +112,7 @@ fn a_claim_that_cannot_be_read_is_taken_as_it_is_known() {
 }
 
 #[test]
-fn a_kubelet_takes_a_claim_driver_by_driver_and_is_known_afterwards() {
+fn kubelet_prepares_claims_driver_by_driver() {
     let wanted = claim("one", &["gpu/0", "nic/many"], &[&pod("a")]);
     let mut table = held(&wanted, &["gpu"]);
     let record = table.claim("uid-one").unwrap().clone();
@@ -174,7 +174,7 @@ fn a_kubelet_takes_a_claim_driver_by_driver_and_is_known_afterwards() {
 }
 
 #[test]
-fn the_failure_of_another_driver_does_not_matter_to_this_one() {
+fn other_drivers_failure_is_ignored() {
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&pod("a")]);
     let mut table = held(&wanted, &[]);
     let (record, _) = called(ask_part(&table, &wanted, "nic"));
@@ -201,7 +201,7 @@ fn the_failure_of_another_driver_does_not_matter_to_this_one() {
 
 /// A CDI file that was written while no pod and no kubelet used the claim names no user.
 #[test]
-fn a_claim_of_which_no_holder_is_known_is_unprepared_when_a_kubelet_says_so() {
+fn kubelet_unprepares_claim_without_known_holder() {
     let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
     let mut table = held(&wanted, &["gpu"]);
     let mut record = ClaimRecord::clone(table.claim("uid-one").unwrap());
@@ -219,7 +219,7 @@ fn a_claim_of_which_no_holder_is_known_is_unprepared_when_a_kubelet_says_so() {
 
 /// CDI files tell of their own driver's devices, and neither of configs nor of the node.
 #[test]
-fn a_claim_that_was_rebuilt_is_completed_by_its_source() {
+fn source_completes_a_rebuilt_claim() {
     let a = pod("a");
     let mut wanted = claim("one", &["gpu/0", "nic/0"], &[&a]);
     let rebuilt = held(&claim("one", &["gpu/0"], &[&a]), &["gpu"]);
@@ -252,7 +252,7 @@ fn a_claim_that_was_rebuilt_is_completed_by_its_source() {
 
 /// A kubelet asked for one part after a boot while the other's driver was away, and the claim held the other's hardware no more.
 #[test]
-fn what_is_held_for_a_driver_that_is_not_called_stays_over_a_boot() {
+fn holds_of_absent_driver_survive_reboot() {
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&pod("a")]);
     let ask = |table: &ClaimTable, short: &str, boot_id: &str, pci: Option<&str>| {
         let facts = |_: &DriverName, _: &str, _: &str| DeviceFacts {
@@ -296,7 +296,7 @@ fn what_is_held_for_a_driver_that_is_not_called_stays_over_a_boot() {
 }
 
 #[test]
-fn a_refusal_names_the_holders_of_a_claim() {
+fn refusal_names_holders_of_claim() {
     let pods: Vec<_> = (0..5).map(|n| pod(&format!("p{n}"))).collect();
     let wanted = claim("one", &["gpu/0"], &pods.iter().collect::<Vec<_>>());
     let table = held(&wanted, &["gpu"]);
@@ -360,7 +360,7 @@ fn leave_early(table: &ClaimTable, claim: &Claim) -> UnprepareStep {
 }
 
 #[test]
-fn what_was_prepared_early_is_released_until_a_kubelet_requests_it_and_is_the_kubelets_then() {
+fn early_claim_passes_to_the_kubelet() {
     let wanted = claim("one", &["gpu/0", "nic/0"], &[&pod("a")]);
     let mut table = ClaimTable::default();
     let (record, drivers) = called(ask_early(&table, &wanted, "gpu"));

@@ -1,5 +1,5 @@
 //! A node without tasks and disks: carries out the machine's decisions as `prepare` and `unprepare` do, with a commit that may
-//! fail, drivers that answer as luck has it, and a power cut at any step. Asserts the invariants as it goes.
+//! fail, drivers with generated outcomes, and a power cut at any step. Asserts the invariants as it goes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::manager::claims::machine::{
     self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep, UnprepareEnd,
     UnprepareRequest, UnprepareStep,
 };
-use crate::manager::claims::table::{ClaimTable, Undo};
+use crate::records::table::{ClaimTable, Undo};
 use nodedock_model::{
     Caller, Claim, ClaimRecord, ClaimState, DriverClaimRecord, DriverKind, DriverName, PodRecord,
     PreparedBy, PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
-/// What happens at the next commit or call.
+/// Outcome of the next commit or call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Luck {
+pub(super) enum EffectOutcome {
     Good,
     /// A commit fails; a driver refuses for good.
     Refused,
@@ -80,7 +80,7 @@ pub(super) struct Node {
     facts: Facts,
     boot: u32,
     clock_ms: u64,
-    luck: VecDeque<Luck>,
+    outcomes: VecDeque<EffectOutcome>,
     /// The answer for a driver's part of a claim, and its boot; until it is unprepared.
     answered: BTreeMap<(Uid, DriverName), (u32, PreparedClaim)>,
 }
@@ -103,13 +103,13 @@ impl Node {
             facts: facts(),
             boot: 1,
             clock_ms: 0,
-            luck: VecDeque::new(),
+            outcomes: VecDeque::new(),
             answered: BTreeMap::new(),
         }
     }
 
-    pub(super) fn set_luck(&mut self, luck: &[Luck]) {
-        self.luck = luck.iter().copied().collect();
+    pub(super) fn set_outcomes(&mut self, outcomes: &[EffectOutcome]) {
+        self.outcomes = outcomes.iter().copied().collect();
     }
 
     pub(super) fn set_serving(&mut self, driver: &DriverName, serves: bool) {
@@ -434,15 +434,15 @@ impl Node {
         if changes.is_empty() {
             return Ok(true);
         }
-        let luck = self.luck.pop_front().unwrap_or(Luck::Good);
-        if matches!(luck, Luck::Good | Luck::CrashAfter) {
+        let effect = self.outcomes.pop_front().unwrap_or(EffectOutcome::Good);
+        if matches!(effect, EffectOutcome::Good | EffectOutcome::CrashAfter) {
             changes
                 .into_iter()
                 .for_each(|change| self.durable.apply(change));
         }
-        match luck {
-            Luck::Good => Ok(true),
-            Luck::CrashBefore | Luck::CrashAfter => Err(Crash),
+        match effect {
+            EffectOutcome::Good => Ok(true),
+            EffectOutcome::CrashBefore | EffectOutcome::CrashAfter => Err(Crash),
             _ => {
                 undo.restore(&mut self.table);
                 Ok(false)
@@ -477,21 +477,24 @@ impl Node {
             durable.drivers[name].current().is_none(),
             "no driver is called for a part that is prepared and durable"
         );
-        let luck = self.luck.pop_front().unwrap_or(Luck::Good);
+        let effect = self.outcomes.pop_front().unwrap_or(EffectOutcome::Good);
         let driver = self.drivers.get_mut(name).unwrap();
         driver.calls += 1;
-        if luck != Luck::CrashBefore {
+        if effect != EffectOutcome::CrashBefore {
             driver.called.insert(uid.clone());
         }
-        if matches!(luck, Luck::Good | Luck::TooLateDone | Luck::CrashAfter) {
+        if matches!(
+            effect,
+            EffectOutcome::Good | EffectOutcome::TooLateDone | EffectOutcome::CrashAfter
+        ) {
             driver.holds.insert(uid.clone());
         }
         let memo = format!("boot-{} call {}", self.boot, driver.calls);
-        let outcome = match luck {
-            Luck::Good => Ok(prepared(&record.driver_claim(name).devices, &memo)),
-            Luck::Refused => Err(permanent()),
-            Luck::Later | Luck::TooLateDone => Err(transient()),
-            Luck::CrashBefore | Luck::CrashAfter => return Err(Crash),
+        let outcome = match effect {
+            EffectOutcome::Good => Ok(prepared(&record.driver_claim(name).devices, &memo)),
+            EffectOutcome::Refused => Err(permanent()),
+            EffectOutcome::Later | EffectOutcome::TooLateDone => Err(transient()),
+            EffectOutcome::CrashBefore | EffectOutcome::CrashAfter => return Err(Crash),
         };
         let by = PreparedBy {
             kind: DriverKind::Wasm,
@@ -545,16 +548,19 @@ impl Node {
         if !driver.serves {
             return Ok(Err(transient()));
         }
-        let luck = self.luck.pop_front().unwrap_or(Luck::Good);
-        if matches!(luck, Luck::Good | Luck::TooLateDone | Luck::CrashAfter) {
+        let effect = self.outcomes.pop_front().unwrap_or(EffectOutcome::Good);
+        if matches!(
+            effect,
+            EffectOutcome::Good | EffectOutcome::TooLateDone | EffectOutcome::CrashAfter
+        ) {
             driver.holds.remove(uid);
             driver.called.remove(uid);
         }
-        match luck {
-            Luck::Good => Ok(Ok(())),
-            Luck::Refused => Ok(Err(permanent())),
-            Luck::Later | Luck::TooLateDone => Ok(Err(transient())),
-            Luck::CrashBefore | Luck::CrashAfter => Err(Crash),
+        match effect {
+            EffectOutcome::Good => Ok(Ok(())),
+            EffectOutcome::Refused => Ok(Err(permanent())),
+            EffectOutcome::Later | EffectOutcome::TooLateDone => Ok(Err(transient())),
+            EffectOutcome::CrashBefore | EffectOutcome::CrashAfter => Err(Crash),
         }
     }
 
@@ -583,7 +589,7 @@ impl Node {
         }
     }
 
-    /// What holds whenever nothing is under way.
+    /// Asserts the invariants that hold while nothing is running.
     pub(super) fn assert_sound(&mut self) {
         // What is unprepared and prepared again may be answered otherwise.
         let stands = |uid: &Uid, driver: &DriverName| {
@@ -642,7 +648,7 @@ impl Node {
         }
     }
 
-    /// Whether the claim was released by force, and it is durable that the driver did not unprepare it.
+    /// Returns whether the claim was released by force, and it is durable that the driver did not unprepare it.
     fn is_untold(&self, driver: &DriverName, uid: &Uid) -> bool {
         self.durable
             .released

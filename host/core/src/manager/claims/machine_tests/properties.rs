@@ -3,37 +3,45 @@
 use proptest::prelude::*;
 
 use super::super::fixtures::driver;
-use super::node::{Crash, Luck, Node};
+use super::node::{Crash, EffectOutcome, Node};
 use super::requests::{CLAIMS, Request, claims, driver_of, pods, request};
 use crate::manager::claims::machine::{Holder, UnprepareRequest};
 
 #[derive(Debug, Clone)]
 enum Event {
-    Request { request: Request, luck: Vec<Luck> },
-    Resume { luck: Vec<Luck> },
+    Request {
+        request: Request,
+        outcomes: Vec<EffectOutcome>,
+    },
+    Resume {
+        outcomes: Vec<EffectOutcome>,
+    },
     Restart,
     Reboot,
-    Serving { driver: usize, serves: bool },
+    Serving {
+        driver: usize,
+        serves: bool,
+    },
 }
 
 const DRIVERS: [&str; 3] = ["gpu", "nic", "net"];
 
-fn luck() -> impl Strategy<Value = Vec<Luck>> {
+fn outcomes() -> impl Strategy<Value = Vec<EffectOutcome>> {
     let one = prop_oneof![
-        8 => Just(Luck::Good),
-        2 => Just(Luck::Refused),
-        2 => Just(Luck::Later),
-        2 => Just(Luck::TooLateDone),
-        1 => Just(Luck::CrashBefore),
-        1 => Just(Luck::CrashAfter),
+        8 => Just(EffectOutcome::Good),
+        2 => Just(EffectOutcome::Refused),
+        2 => Just(EffectOutcome::Later),
+        2 => Just(EffectOutcome::TooLateDone),
+        1 => Just(EffectOutcome::CrashBefore),
+        1 => Just(EffectOutcome::CrashAfter),
     ];
     prop::collection::vec(one, 0..10)
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        31 => (request(CLAIMS.len()), luck()).prop_map(|(request, luck)| Event::Request { request, luck }),
-        2 => luck().prop_map(|luck| Event::Resume { luck }),
+        31 => (request(CLAIMS.len()), outcomes()).prop_map(|(request, outcomes)| Event::Request { request, outcomes }),
+        2 => outcomes().prop_map(|outcomes| Event::Resume { outcomes }),
         1 => Just(Event::Restart),
         1 => Just(Event::Reboot),
         2 => (0..DRIVERS.len(), any::<bool>()).prop_map(|(driver, serves)| Event::Serving { driver, serves }),
@@ -91,12 +99,12 @@ fn carry_out(node: &mut Node, request: &Request) -> Result<(), Crash> {
 
 fn happen(node: &mut Node, event: &Event) {
     let end = match event {
-        Event::Request { request, luck } => {
-            node.set_luck(luck);
+        Event::Request { request, outcomes } => {
+            node.set_outcomes(outcomes);
             carry_out(node, request)
         }
-        Event::Resume { luck } => {
-            node.set_luck(luck);
+        Event::Resume { outcomes } => {
+            node.set_outcomes(outcomes);
             node.resume()
         }
         Event::Restart => Err(Crash),
@@ -119,7 +127,7 @@ fn happen(node: &mut Node, event: &Event) {
 
 /// Faults stop, drivers come back, the kubelet unprepares the parts that it uses, and every pod leaves.
 fn settle(node: &mut Node) {
-    node.set_luck(&[]);
+    node.set_outcomes(&[]);
     DRIVERS
         .iter()
         .for_each(|name| node.set_serving(&driver(name), true));
@@ -137,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(
+    fn histories_preserve_claims_and_durability(
         events in prop::collection::vec(event(), 1..40),
     ) {
         let mut node = Node::new(DRIVERS.map(driver));

@@ -30,7 +30,7 @@ pub(crate) enum Request {
         claim: usize,
         part: Option<usize>,
     },
-    /// Of a part, before a kubelet knows the claim.
+    /// Prepares a part before a kubelet knows the claim.
     EarlyPrepare {
         claim: usize,
         part: usize,
@@ -79,7 +79,7 @@ pub(crate) fn driver_of(claim: &Claim, part: usize) -> DriverName {
 
 pub(super) type Facts = BTreeMap<(DriverName, String), DeviceFacts>;
 
-/// What `gpu/0`, `gpu/1` and `gpu/2` share.
+/// Amount of the counter that `gpu/0`, `gpu/1` and `gpu/2` share.
 const COUNTER: u32 = 10;
 
 /// `net/many` may be in several claims, and `net/twin` is the same hardware as `nic/2`. Of `gpu/0`, `gpu/1` and `gpu/2`, which share a

@@ -1,4 +1,4 @@
-//! When drivers are called again: retries of prepares, and of unprepares of claims with several drivers.
+//! Times at which drivers are called again: retries of prepares, and of unprepares of claims with several drivers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::driver::{Driver, DriverIdentity};
 use crate::manager::claims::RETRY_AFTER_MAX;
 use crate::manager::claims::machine::PrepareStep;
 use crate::manager::claims::prepare_retry::{
-    DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX, Verdict,
+    CallAdmission, DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX,
     admission,
 };
 use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
@@ -85,9 +85,9 @@ impl Story {
         );
     }
 
-    fn verdict(&self, request: &DriverClaim) -> Verdict {
+    fn admission_of(&self, request: &DriverClaim) -> CallAdmission {
         let (driver, revision) = (&self.driver.identity.name, DriverRevision::of(&self.driver));
-        self.retries.verdict(
+        self.retries.admission_of(
             &request.id.uid,
             driver,
             &revision,
@@ -96,11 +96,11 @@ impl Story {
         )
     }
 
-    /// What is left to wait.
+    /// Returns the remaining delay.
     #[track_caller]
     fn waits_for(&self, request: &DriverClaim) -> Duration {
-        match self.verdict(request) {
-            Verdict::Later { at, problem } => {
+        match self.admission_of(request) {
+            CallAdmission::Later { at, problem } => {
                 let rounded = Duration::from_millis(problem.retry_after_ms.expect("a time").into());
                 assert!(
                     rounded >= at - self.now && rounded < at - self.now + Duration::from_millis(1),
@@ -114,12 +114,15 @@ impl Story {
 }
 
 #[test]
-fn what_is_refused_for_good_is_refused_until_the_request_changes() {
+fn final_refusal_lasts_until_request_changes() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &permanent());
     story.now += Duration::from_secs(1_000_000);
-    assert_eq!(story.verdict(&asked), Verdict::Never(permanent()));
+    assert_eq!(
+        story.admission_of(&asked),
+        CallAdmission::Never(permanent())
+    );
 
     let mut others = [
         request("one", &["gpu/1"]),
@@ -139,31 +142,31 @@ fn what_is_refused_for_good_is_refused_until_the_request_changes() {
         .annotations
         .insert("mode".to_owned(), "fast".to_owned());
     for other in others {
-        assert_eq!(story.verdict(&other), Verdict::Call, "{other:?}");
+        assert_eq!(story.admission_of(&other), CallAdmission::Call, "{other:?}");
     }
     let nic = loaded("nic", DriverKind::Wasm);
-    let of_another = story.retries.verdict(
+    let of_another = story.retries.admission_of(
         &asked.id.uid,
         &nic.identity.name,
         &DriverRevision::of(&nic),
         || asked.clone(),
         story.now,
     );
-    assert_eq!(of_another, Verdict::Call);
+    assert_eq!(of_another, CallAdmission::Call);
 }
 
 #[test]
-fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
+fn retry_delays_double_up_to_maximum() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient());
-    assert_eq!(story.verdict(&asked), Verdict::Call);
+    assert_eq!(story.admission_of(&asked), CallAdmission::Call);
     let mut delays = Vec::new();
     for _ in 0..10 {
         story.refuse(&asked, &transient());
         let delay = story.waits_for(&asked);
         story.now += delay;
-        assert_eq!(story.verdict(&asked), Verdict::Call);
+        assert_eq!(story.admission_of(&asked), CallAdmission::Call);
         delays.push(delay.as_millis());
     }
     assert_eq!(
@@ -182,7 +185,7 @@ fn the_first_retry_is_free_and_then_the_delays_double_up_to_the_longest() {
 }
 
 #[test]
-fn a_drivers_own_time_is_honoured_and_bounded() {
+fn driver_retry_delay_applies_within_bounds() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked = request("one", &["gpu/0"]);
     story.refuse(&asked, &transient().retry_after(Duration::from_secs(90)));
@@ -201,7 +204,7 @@ fn a_drivers_own_time_is_honoured_and_bounded() {
 }
 
 #[test]
-fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
+fn oldest_refusal_is_evicted_when_full() {
     let mut story = Story::new(DriverKind::Wasm);
     let asked: Vec<_> = (0..=REFUSALS_MAX)
         .map(|n| request(&format!("c-{n}"), &["gpu/0"]))
@@ -209,7 +212,8 @@ fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
     for index in (0..REFUSALS_MAX).chain([0, REFUSALS_MAX]) {
         story.refuse(&asked[index], &permanent());
     }
-    let asks = [0, 1, 2, REFUSALS_MAX].map(|index| story.verdict(&asked[index]) == Verdict::Call);
+    let asks = [0, 1, 2, REFUSALS_MAX]
+        .map(|index| story.admission_of(&asked[index]) == CallAdmission::Call);
     assert_eq!(
         asks,
         [false, true, false, false],
@@ -218,11 +222,11 @@ fn the_oldest_refusal_is_forgotten_where_there_is_no_room() {
 }
 
 #[test]
-fn the_drivers_of_a_claim_decide_together() {
+fn drivers_of_claim_decide_together() {
     let (now, record) = (Instant::now(), Arc::new(leaving(&["gpu", "nic"])));
     let later = |ms| {
         let at = now + Duration::from_millis(ms);
-        Verdict::Later {
+        CallAdmission::Later {
             at,
             problem: Problem::unavailable(format!("in-{ms}"), "not now"),
         }
@@ -244,21 +248,25 @@ fn the_drivers_of_a_claim_decide_together() {
         PrepareStep::Known { .. } => unreachable!("the claim is not prepared"),
     };
     for (gpu, nic, expected) in [
-        (Verdict::Call, Verdict::Call, "calls 2, nic: device-busy"),
         (
-            Verdict::Call,
-            Verdict::Never(permanent()),
+            CallAdmission::Call,
+            CallAdmission::Call,
+            "calls 2, nic: device-busy",
+        ),
+        (
+            CallAdmission::Call,
+            CallAdmission::Never(permanent()),
             "refused: bad-parameters",
         ),
         (
             later(9000),
-            Verdict::Never(permanent()),
+            CallAdmission::Never(permanent()),
             "refused: bad-parameters",
         ),
-        (Verdict::Call, later(9000), "calls 1, nic: in-9000"),
+        (CallAdmission::Call, later(9000), "calls 1, nic: in-9000"),
         // The problem of the driver that may be called first.
         (later(9000), later(3000), "refused: in-3000"),
-        (Verdict::Call, later(200), "waits 200 ms"),
+        (CallAdmission::Call, later(200), "waits 200 ms"),
     ] {
         assert_eq!(decide(gpu, nic), expected);
     }
@@ -288,7 +296,7 @@ fn serving(drivers: &[&Driver]) -> Serving {
 }
 
 #[test]
-fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
+fn unprepare_is_retried_when_driver_returns() {
     let (gpu, nic) = (
         loaded("gpu", DriverKind::Wasm),
         loaded("nic", DriverKind::Wasm),
@@ -358,7 +366,7 @@ fn a_claim_is_unprepared_at_its_own_time_and_at_once_when_a_driver_comes() {
 }
 
 #[test]
-fn failed_tries_of_a_version_count_for_it_alone() {
+fn failures_count_per_driver_version() {
     let (gpu, nic) = (
         loaded("gpu", DriverKind::Wasm),
         loaded("nic", DriverKind::Wasm),
@@ -395,7 +403,7 @@ fn failed_tries_of_a_version_count_for_it_alone() {
 }
 
 #[test]
-fn what_needs_no_driver_any_more_is_tried_with_delays_too() {
+fn driverless_unprepare_is_retried_with_delays() {
     let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
     assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
     retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
@@ -431,7 +439,7 @@ proptest! {
 
     /// A client that requests whenever it may: the driver is not called before its time, nor later than after the longest delay.
     #[test]
-    fn no_driver_is_called_before_its_time_or_after_the_longest(
+    fn driver_calls_respect_retry_delays(
         events in prop::collection::vec(event(), 1..60),
         kind in prop_oneof![Just(DriverKind::Wasm), Just(DriverKind::Grpc)],
     ) {
@@ -447,12 +455,12 @@ proptest! {
                     calls.clear();
                 }
                 Event::Asked { permanent: for_good, after_ms } => {
-                    let verdict = story.verdict(&asked);
+                    let admission = story.admission_of(&asked);
                     let last = calls.last().copied();
-                    let may = verdict == Verdict::Call;
+                    let may = admission == CallAdmission::Call;
                     if let Some((at, wanted, lasts)) = last {
                         let passed = story.now - at;
-                        prop_assert_eq!(lasts, matches!(verdict, Verdict::Never(_)));
+                        prop_assert_eq!(lasts, matches!(admission, CallAdmission::Never(_)));
                         prop_assert!(!may || wanted.is_none_or(|wanted| passed >= wanted));
                         prop_assert!(may || lasts || passed < wanted.unwrap_or(PREPARE_RETRY_MAX));
                     } else {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::fixtures::{allocation, claim, driver, name, pod, uid};
 use crate::manager::claims::machine::{DeviceFacts, holds, pod_record};
-use crate::manager::claims::table::{ClaimTable, Undo};
+use crate::records::table::{ClaimTable, Undo};
 use nodedock_model::{ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PodContainer};
 
 fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
@@ -20,7 +20,7 @@ fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
 }
 
 #[test]
-fn two_claims_of_one_name_do_not_hide_each_other() {
+fn same_named_claims_do_not_collide() {
     let mut table = ClaimTable::default();
     table.put(record("one", &[], &[]));
     table.put(record("one@newer", &[], &[]));
@@ -32,7 +32,7 @@ fn two_claims_of_one_name_do_not_hide_each_other() {
 }
 
 #[test]
-fn a_pod_keeps_its_claims_when_a_later_request_names_fewer() {
+fn pod_keeps_claims_of_earlier_requests() {
     let mut table = ClaimTable::default();
     let used = ContainerClaim {
         pod_claim_name: "gpu".to_owned(),
@@ -99,7 +99,7 @@ fn make(claim: usize, devices: &[usize], pods: &[usize]) -> Arc<ClaimRecord> {
     record(CLAIMS[claim], &devices, &pods)
 }
 
-/// What the indexes answer, in a form that can be compared.
+/// Returns the results of the indexes, in a form that can be compared.
 fn answers(table: &ClaimTable) -> Vec<BTreeSet<String>> {
     let names =
         |records: Vec<Arc<ClaimRecord>>| records.iter().map(|r| r.id.uid.to_string()).collect();
@@ -147,7 +147,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_indexes_say_what_a_table_made_again_says(ops in prop::collection::vec(op(), 0..30)) {
+    fn updated_indexes_match_rebuilt_table(ops in prop::collection::vec(op(), 0..30)) {
         let mut table = ClaimTable::default();
         for op in &ops {
             match op {
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn a_change_that_does_not_become_durable_is_undone(
+    fn uncommitted_change_is_undone(
         before in prop::collection::vec(op(), 0..10),
         changes in prop::collection::vec((0..CLAIMS.len(), prop::collection::vec(0..DEVICES.len(), 0..3)), 0..10),
     ) {

@@ -11,7 +11,7 @@ use crate::registry::DriverState;
 use nodedock_model::limit;
 
 #[tokio::test]
-async fn claims_that_have_nothing_in_common_do_not_wait_for_each_other() {
+async fn independent_claims_do_not_wait() {
     let ((_home, daemon, a, gpu, _), b) = (with_two_drivers(), pod("b"));
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     daemon.source.put(claim("two", &["nic/0"], &[&b]));
@@ -26,7 +26,7 @@ async fn claims_that_have_nothing_in_common_do_not_wait_for_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prepare_that_waits_too_long_is_refused_with_the_holder_of_the_device() {
+async fn timed_out_prepare_names_the_holder() {
     let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
     daemon.source.put(claim("two", &["gpu/0"], &[&b]));
     daemon.source.put(claim("three", &["gpu/1"], &[&b]));
@@ -46,7 +46,7 @@ async fn a_prepare_that_waits_too_long_is_refused_with_the_holder_of_the_device(
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_goes_on_when_the_other_claim_is_unprepared_or_released() {
+async fn waiting_prepare_resumes_after_release() {
     for (other, device) in [("two", "gpu/0"), ("one@uid-newer", "gpu/1")] {
         for released in [false, true] {
             let ((_home, daemon, a, gpu), b) = (with_prepared().await, pod("b"));
@@ -81,9 +81,9 @@ async fn a_prepare_that_waits_goes_on_when_the_other_claim_is_unprepared_or_rele
     }
 }
 
-/// A prepare that still waited when its pod was unprepared went on afterwards, for a pod that would not be unprepared again.
+/// A prepare that still waited when its pod was unprepared continued afterwards, for a pod that would not be unprepared again.
 #[tokio::test]
-async fn an_unprepare_finds_what_a_prepare_before_it_still_waits_for() {
+async fn unprepare_covers_a_waiting_prepare() {
     let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
     daemon.source.put(claim("two", &["gpu/0"], &[&b]));
     daemon.source.put(claim("three", &["gpu/1"], &[&b]));
@@ -101,7 +101,7 @@ async fn an_unprepare_finds_what_a_prepare_before_it_still_waits_for() {
 }
 
 #[tokio::test]
-async fn a_prepare_that_waits_when_the_daemon_stops_is_refused_at_once() {
+async fn shutdown_refuses_waiting_prepare() {
     let ((_home, daemon, a, _gpu), b) = (with_claim(), pod("b"));
     daemon.source.put(claim("two", &["gpu/0"], &[&b]));
     daemon.prepare(&a, &["one"]).await;
@@ -114,7 +114,7 @@ async fn a_prepare_that_waits_when_the_daemon_stops_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_claims_of_one_pod_that_want_one_device_do_not_both_get_it() {
+async fn pods_claims_cannot_share_a_device() {
     let (_home, daemon, a, _gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/0"], &[&a]));
     assert_eq!(
@@ -124,7 +124,7 @@ async fn two_claims_of_one_pod_that_want_one_device_do_not_both_get_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prepare_waits_for_a_driver_that_is_being_loaded() {
+async fn prepare_waits_for_loading_driver() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.retire(&gpu);
     daemon.loads("gpu.wasm", DriverState::Seen);
@@ -143,7 +143,7 @@ async fn a_prepare_waits_for_a_driver_that_is_being_loaded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prepare_is_refused_when_the_file_is_no_such_driver_or_is_not_loaded_in_time() {
+async fn prepare_without_loaded_driver_is_refused() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.retire(&gpu);
     for (becomes, words) in [

@@ -1,4 +1,4 @@
-//! CDI files as derived state: whatever becomes of them, they are what the claims say, or it is said why not.
+//! CDI files as derived state: after any change they are restored to the content of the claims, or the reason why not is reported.
 
 use std::path::Path;
 
@@ -64,7 +64,7 @@ fn null_node(minor: u32) -> Reply {
 }
 
 #[tokio::test]
-async fn whatever_becomes_of_a_file_it_is_rendered_again() {
+async fn damaged_file_is_rendered_again() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     let path = daemon.cdi.join(NAME);
     let whole = std::fs::read(&path).unwrap();
@@ -102,7 +102,7 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
 
 /// Nothing is synced, so a power loss between the rename and anything else leaves one of these.
 #[tokio::test]
-async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer() {
+async fn power_loss_is_repaired_before_answering() {
     let (home, daemon, a, gpu) = with_prepared().await;
     let path = daemon.cdi.join(NAME);
     let (whole, claims) = (
@@ -135,7 +135,7 @@ async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer
 }
 
 #[tokio::test]
-async fn a_file_under_our_name_that_is_not_ours_is_left_and_reported_until_it_goes() {
+async fn foreign_file_is_kept_and_reported() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     let path = daemon.cdi.join(NAME);
     let whole = std::fs::read(&path).unwrap();
@@ -170,7 +170,7 @@ async fn a_file_under_our_name_that_is_not_ours_is_left_and_reported_until_it_go
 
 /// One claim's foreign file kept the claims that came with it from being answered.
 #[tokio::test]
-async fn a_file_in_the_way_refuses_its_own_claim_only_and_prevents_no_unprepare() {
+async fn foreign_file_refuses_only_its_claim() {
     let (_home, daemon, a, _gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
     std::fs::write(daemon.cdi.join(NAME), "# by hand\n").unwrap();
@@ -190,7 +190,7 @@ async fn a_file_in_the_way_refuses_its_own_claim_only_and_prevents_no_unprepare(
 }
 
 #[tokio::test]
-async fn a_device_that_another_file_has_is_refused_until_that_file_goes() {
+async fn device_in_foreign_file_is_refused() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
     let theirs = put(
@@ -261,7 +261,7 @@ async fn a_device_that_another_file_has_is_refused_until_that_file_goes() {
 }
 
 #[tokio::test]
-async fn old_files_and_copies_of_ours_are_removed() {
+async fn stale_files_and_copies_are_removed() {
     let (_home, daemon, a, _gpu) = with_prepared().await;
     let (path, copy) = (daemon.cdi.join(NAME), daemon.cdi.join("copy.yaml"));
     let bytes = std::fs::read(&path).unwrap();
@@ -287,7 +287,7 @@ async fn old_files_and_copies_of_ours_are_removed() {
 }
 
 #[tokio::test]
-async fn a_locked_claim_keeps_no_other_waiting() {
+async fn locked_claim_delays_no_other() {
     let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
     daemon.prepare(&a, &["one"]).await;
@@ -315,7 +315,7 @@ async fn a_locked_claim_keeps_no_other_waiting() {
 }
 
 #[tokio::test]
-async fn a_plugins_missing_file_is_reported_and_noted_and_the_claim_is_answered() {
+async fn missing_plugin_file_is_reported() {
     let (_home, daemon, a, gpu) = with_claim();
     gpu.reply("uid-one", native("vendor.com/gpu=x"));
     let before = daemon.commits();
@@ -354,9 +354,9 @@ async fn a_plugins_missing_file_is_reported_and_noted_and_the_claim_is_answered(
     );
 }
 
-/// After the loss of the checkpoint a pod that had left held its claim again.
+/// A pod that no longer used a claim held it again after the loss of the checkpoint.
 #[tokio::test]
-async fn a_file_names_the_pods_that_hold_its_claim_now() {
+async fn file_names_current_pods() {
     let ((_home, daemon, a, _gpu), b) = (with_gpu(), pod("b"));
     daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
     daemon.prepare(&a, &["one"]).await;
@@ -372,7 +372,7 @@ async fn a_file_names_the_pods_that_hold_its_claim_now() {
 }
 
 #[tokio::test]
-async fn lost_files_are_repaired_before_a_pods_claims_are_reported() {
+async fn lost_files_are_repaired_before_reporting() {
     let (_home, daemon, a, _gpu) = with_prepared().await;
     std::fs::remove_file(daemon.cdi.join(NAME)).unwrap();
     daemon
@@ -399,7 +399,7 @@ async fn lost_files_are_repaired_before_a_pods_claims_are_reported() {
 }
 
 #[tokio::test]
-async fn a_device_node_with_another_number_is_called_for_again() {
+async fn renumbered_node_is_prepared_again() {
     let (_home, daemon, a, gpu) = with_claim();
     gpu.reply("uid-one", null_node(3));
     daemon.prepare(&a, &["one"]).await;
@@ -434,7 +434,7 @@ async fn a_device_node_with_another_number_is_called_for_again() {
 }
 
 #[tokio::test]
-async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
+async fn changed_node_is_reported_until_prepared() {
     let (_home, daemon, a, gpu) = with_claim();
     gpu.reply("uid-one", null_node(99));
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
@@ -476,7 +476,7 @@ async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
 
 /// A driver's mount was checked when it answered. Then another user exchanged a directory on the way for a link, and the next answers repeated the path.
 #[tokio::test]
-async fn a_source_that_others_may_exchange_is_not_repeated() {
+async fn source_made_unsafe_is_not_repeated() {
     use std::os::unix::fs::PermissionsExt;
     // Others may write to /tmp.
     let Ok(vendor) = tempfile::Builder::new()

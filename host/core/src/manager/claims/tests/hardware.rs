@@ -56,8 +56,7 @@ async fn prepare(
 }
 
 #[tokio::test]
-async fn a_node_of_a_claim_is_given_by_no_other_driver_and_the_next_claim_is_decided_before_a_call()
-{
+async fn claimed_node_is_refused_to_others() {
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b) = (pod("a"), pod("b"));
@@ -97,7 +96,7 @@ async fn a_node_of_a_claim_is_given_by_no_other_driver_and_the_next_claim_is_dec
 }
 
 #[tokio::test]
-async fn a_control_node_and_the_nodes_of_one_driver_are_given_to_several_claims() {
+async fn control_nodes_are_shared_between_claims() {
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b, c) = (pod("a"), pod("b"), pod("c"));
@@ -131,7 +130,7 @@ async fn a_control_node_and_the_nodes_of_one_driver_are_given_to_several_claims(
 }
 
 #[tokio::test]
-async fn what_the_files_of_a_plugin_give_counts_as_well() {
+async fn plugin_cdi_nodes_count_as_held() {
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b) = (pod("a"), pod("b"));
@@ -163,7 +162,7 @@ async fn what_the_files_of_a_plugin_give_counts_as_well() {
 }
 
 #[tokio::test]
-async fn what_a_claim_holds_by_its_nodes_outlives_the_daemon() {
+async fn node_holds_survive_a_restart() {
     let home = machine();
     let (a, b) = (pod("a"), pod("b"));
     {
@@ -182,7 +181,7 @@ async fn what_a_claim_holds_by_its_nodes_outlives_the_daemon() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_prepared_again_with_another_node_leaves_the_first() {
+async fn prepare_with_new_node_frees_old() {
     let home = machine();
     let (daemon, gpu, nodes) = with_two(&home);
     let (a, b) = (pod("a"), pod("b"));

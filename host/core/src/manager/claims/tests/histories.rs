@@ -21,9 +21,9 @@ use nodedock_model::{
     ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedClaim, Problem, Uid,
 };
 
-/// What a driver does at its next call.
+/// Outcome of a driver's next call.
 #[derive(Debug, Clone, Copy)]
-enum Luck {
+enum DriverOutcome {
     Good,
     Permanent,
     Transient,
@@ -41,16 +41,16 @@ struct Hardware {
     name: DriverName,
     /// A pure driver leaves nothing on its hardware.
     is_pure: bool,
-    state: Mutex<State>,
+    state: Mutex<HardwareState>,
     /// Calls wait while it is shut.
     open: watch::Sender<bool>,
 }
 
 #[derive(Default)]
-struct State {
+struct HardwareState {
     /// Claims that it was called to prepare, and has not unprepared since.
     holds: BTreeSet<Uid>,
-    luck: VecDeque<Luck>,
+    outcomes: VecDeque<DriverOutcome>,
     calls: usize,
 }
 
@@ -69,25 +69,25 @@ impl Hardware {
         self.state.lock().unwrap().holds.clone()
     }
 
-    fn next_luck(&self) -> Luck {
+    fn next_outcome(&self) -> DriverOutcome {
         self.state
             .lock()
             .unwrap()
-            .luck
+            .outcomes
             .pop_front()
-            .unwrap_or(Luck::Good)
+            .unwrap_or(DriverOutcome::Good)
     }
 
     /// None: the answer leaves the claims out.
-    async fn answer<T>(&self, luck: Luck, good: T) -> Option<Result<T, Problem>> {
+    async fn answer<T>(&self, outcome: DriverOutcome, good: T) -> Option<Result<T, Problem>> {
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
-        match luck {
-            Luck::Good => Some(Ok(good)),
-            Luck::Permanent => Some(Err(permanent())),
-            Luck::Transient | Luck::DoneAndRefused => Some(Err(transient())),
-            Luck::InAMinute => Some(Err(transient().retry_after(Duration::from_secs(60)))),
-            Luck::DoneAndSilent => None,
-            Luck::Stuck => std::future::pending().await,
+        match outcome {
+            DriverOutcome::Good => Some(Ok(good)),
+            DriverOutcome::Permanent => Some(Err(permanent())),
+            DriverOutcome::Transient | DriverOutcome::DoneAndRefused => Some(Err(transient())),
+            DriverOutcome::InAMinute => Some(Err(transient().retry_after(Duration::from_secs(60)))),
+            DriverOutcome::DoneAndSilent => None,
+            DriverOutcome::Stuck => std::future::pending().await,
         }
     }
 }
@@ -99,7 +99,7 @@ impl ClaimDriver for Hardware {
     }
 
     async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
-        let luck = self.next_luck();
+        let outcome = self.next_outcome();
         let memo = {
             let mut state = self.state.lock().unwrap();
             state.calls += 1;
@@ -110,7 +110,7 @@ impl ClaimDriver for Hardware {
             }
             format!("call {}", state.calls)
         };
-        let Some(answer) = self.answer(luck, ()).await else {
+        let Some(answer) = self.answer(outcome, ()).await else {
             return Outcomes::new();
         };
         let one = |claim: &DriverClaim| {
@@ -121,10 +121,13 @@ impl ClaimDriver for Hardware {
     }
 
     async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
-        let luck = self.next_luck();
+        let outcome = self.next_outcome();
         let acts = matches!(
-            luck,
-            Luck::Good | Luck::DoneAndRefused | Luck::DoneAndSilent | Luck::Stuck
+            outcome,
+            DriverOutcome::Good
+                | DriverOutcome::DoneAndRefused
+                | DriverOutcome::DoneAndSilent
+                | DriverOutcome::Stuck
         );
         if acts {
             let mut state = self.state.lock().unwrap();
@@ -132,7 +135,7 @@ impl ClaimDriver for Hardware {
                 .holds
                 .retain(|uid| claims.iter().all(|live| live.claim.id.uid != *uid));
         }
-        let Some(answer) = self.answer(luck, ()).await else {
+        let Some(answer) = self.answer(outcome, ()).await else {
             return Outcomes::new();
         };
         claims
@@ -149,9 +152,9 @@ enum Event {
         requests: Vec<Request>,
         crash: Option<usize>,
     },
-    Luck {
+    Outcomes {
         driver: usize,
-        luck: Vec<Luck>,
+        outcomes: Vec<DriverOutcome>,
     },
     Serving {
         driver: usize,
@@ -166,15 +169,15 @@ enum Event {
 
 const DRIVERS: [&str; 2] = ["gpu", "nic"];
 
-fn luck() -> impl Strategy<Value = Luck> {
+fn outcome() -> impl Strategy<Value = DriverOutcome> {
     prop_oneof![
-        3 => Just(Luck::Good),
-        2 => Just(Luck::Permanent),
-        2 => Just(Luck::Transient),
-        1 => Just(Luck::InAMinute),
-        1 => Just(Luck::DoneAndRefused),
-        1 => Just(Luck::DoneAndSilent),
-        1 => Just(Luck::Stuck),
+        3 => Just(DriverOutcome::Good),
+        2 => Just(DriverOutcome::Permanent),
+        2 => Just(DriverOutcome::Transient),
+        1 => Just(DriverOutcome::InAMinute),
+        1 => Just(DriverOutcome::DoneAndRefused),
+        1 => Just(DriverOutcome::DoneAndSilent),
+        1 => Just(DriverOutcome::Stuck),
     ]
 }
 
@@ -183,8 +186,8 @@ fn event() -> impl Strategy<Value = Event> {
     let requests = prop::collection::vec(requests::request(CLAIMS_OF_TWO_DRIVERS), 1..4);
     prop_oneof![
         8 => (requests, crash).prop_map(|(requests, crash)| Event::Requests { requests, crash }),
-        3 => (0..DRIVERS.len(), prop::collection::vec(luck(), 1..4))
-            .prop_map(|(driver, luck)| Event::Luck { driver, luck }),
+        3 => (0..DRIVERS.len(), prop::collection::vec(outcome(), 1..4))
+            .prop_map(|(driver, outcomes)| Event::Outcomes { driver, outcomes }),
         2 => (0..DRIVERS.len(), any::<bool>()).prop_map(|(driver, serves)| Event::Serving { driver, serves }),
         1 => Just(Event::Restart),
         1 => Just(Event::Reboot),
@@ -196,11 +199,11 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum User {
     Pod(Uid),
-    /// Of a driver's part.
+    /// A kubelet, for a driver's part.
     Kubelet(DriverName),
 }
 
-/// Whether a request unprepares a claim for a user.
+/// Returns whether a request unprepares a claim for a user.
 fn takes(request: &Request, user: &User, uid: &Uid) -> bool {
     let claim =
         |index: &usize| Some(claims().swap_remove(*index)).filter(|claim| claim.id.uid == *uid);
@@ -214,7 +217,7 @@ fn takes(request: &Request, user: &User, uid: &Uid) -> bool {
 }
 
 /// An answer: its boot, and the CDI files of that time.
-type Answer = (u32, Vec<String>, BTreeMap<String, Vec<u8>>);
+type PreparedAnswer = (u32, Vec<String>, BTreeMap<String, Vec<u8>>);
 
 struct World {
     home: Home,
@@ -222,8 +225,8 @@ struct World {
     drivers: Vec<Arc<Hardware>>,
     serving: BTreeSet<usize>,
     boot: u32,
-    /// By user and claim; until its unprepare is requested.
-    answers: BTreeMap<(User, Uid), Answer>,
+    /// Answers by user and claim, until the claim's unprepare is requested.
+    answers: BTreeMap<(User, Uid), PreparedAnswer>,
 }
 
 impl World {
@@ -249,7 +252,7 @@ impl World {
 
     fn start(home: &Home, boot: u32) -> Daemon {
         let daemon = home.start_with(&format!("boot-{boot}"), Duration::from_secs(2));
-        daemon.start_tasks();
+        daemon.starts.all();
         daemon
     }
 
@@ -279,12 +282,12 @@ impl World {
     async fn happen(&mut self, event: &Event) {
         match event {
             Event::Requests { requests, crash } => self.ask(requests, *crash).await,
-            Event::Luck { driver, luck } => self.drivers[*driver]
+            Event::Outcomes { driver, outcomes } => self.drivers[*driver]
                 .state
                 .lock()
                 .unwrap()
-                .luck
-                .extend(luck),
+                .outcomes
+                .extend(outcomes),
             Event::Serving { driver, serves } => self.serve(*driver, *serves),
             Event::Restart => self.restart().await,
             Event::Reboot => {
@@ -308,7 +311,7 @@ impl World {
     }
 
     async fn ask(&mut self, requests: &[Request], crash: Option<usize>) {
-        // A claim whose unprepare is requested may be gone whatever the answer is.
+        // A claim whose unprepare is requested may be gone, regardless of the answer.
         self.answers
             .retain(|(user, claim), _| !requests.iter().any(|request| takes(request, user, claim)));
         let work = futures::future::join_all(
@@ -357,7 +360,7 @@ impl World {
         }
     }
 
-    fn files_of(&self, user: &User, claim: &Uid) -> Answer {
+    fn files_of(&self, user: &User, claim: &Uid) -> PreparedAnswer {
         let of_claim = |name: &String| match user {
             User::Pod(_) => name.ends_with(&format!("_{claim}.yaml")),
             User::Kubelet(driver) => *name == format!("{driver}_{claim}.yaml"),
@@ -403,7 +406,7 @@ impl World {
         }
     }
 
-    /// What holds whenever no request is under way, whatever the daemon does by itself.
+    /// Asserts the invariants that hold while no request is running, regardless of the daemon's own work.
     fn assert_sound(&self) {
         let records = self.daemon.manager.records.claims();
         for driver in &self.drivers {
@@ -435,7 +438,7 @@ impl World {
     async fn settle(mut self) {
         self.drivers
             .iter()
-            .for_each(|driver| driver.state.lock().unwrap().luck.clear());
+            .for_each(|driver| driver.state.lock().unwrap().outcomes.clear());
         (0..DRIVERS.len()).for_each(|driver| self.serve(driver, true));
         for claim in claims() {
             for name in DRIVERS.map(driver) {
@@ -466,7 +469,7 @@ impl World {
     }
 }
 
-/// What containers get, without the claim's identity, which names the pods that hold it now.
+/// Returns a file without the claim's identity, which names the pods that hold the claim now: the rest is the devices that containers get.
 fn devices(file: &[u8]) -> Vec<u8> {
     file.split(|byte| *byte == b'\n')
         .skip(1)
@@ -589,7 +592,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_history_of_the_manager_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(
+    fn manager_histories_preserve_claims_and_durability(
         are_pure in any::<[bool; 2]>(),
         events in prop::collection::vec(event(), 1..14),
     ) {

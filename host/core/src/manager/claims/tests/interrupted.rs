@@ -6,7 +6,7 @@ use crate::manager::tests::scene::{ends, with_claim, with_prepared};
 /// A claim that was finished without a request took the record of its pod with it, also in the middle of a request of that pod,
 /// whose containers were then answered without devices.
 #[tokio::test]
-async fn a_pod_with_a_request_under_way_keeps_its_record_until_that_ends() {
+async fn pod_record_outlives_running_request() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     gpu.refuse_unprepare(transient());
     assert!(daemon.unprepare(&a).await[0].is_err());
@@ -28,7 +28,7 @@ async fn a_pod_with_a_request_under_way_keeps_its_record_until_that_ends() {
 }
 
 #[tokio::test]
-async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
+async fn unavailable_checkpoint_prevents_driver_calls() {
     let (_home, daemon, a, gpu) = with_claim();
     daemon.crash().await;
     let outcome = daemon.prepare(&a, &["one"]).await;
@@ -53,7 +53,7 @@ async fn no_driver_is_called_while_the_checkpoint_accepts_nothing() {
 }
 
 #[tokio::test]
-async fn a_file_of_a_claim_that_is_just_being_prepared_is_no_orphan() {
+async fn sweep_keeps_file_of_preparing_claim() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     let file = daemon.cdi_files().remove(0);
     let bytes = std::fs::read(&file).unwrap();

@@ -110,7 +110,7 @@ fn held(daemon: &Daemon) -> Vec<(String, Vec<String>)> {
 }
 
 #[tokio::test]
-async fn the_drivers_of_a_claim_are_called_one_by_one() {
+async fn drivers_of_claim_are_called_separately() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
     let both = claim("both", &["gpu/0", "gpu/1#share", "nic/0", "other/0"], &[&a]);
     let daemon = start(&home, &[&gpu, &nic], &[&both]);
@@ -185,7 +185,7 @@ async fn the_drivers_of_a_claim_are_called_one_by_one() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_written() {
+async fn invalid_claim_is_refused_without_writes() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let good = claim("one", &["gpu/0"], &[&a]);
     let with = |change: fn(&mut Claim)| {
@@ -238,7 +238,7 @@ async fn a_claim_that_is_not_ours_to_prepare_is_refused_before_anything_is_writt
 }
 
 #[tokio::test]
-async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone_is_not() {
+async fn known_claim_is_answered_without_source() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
     let both = claim("both", &["gpu/0", "nic/0"], &[&a]);
     let (other, alone) = (
@@ -313,7 +313,7 @@ async fn while_its_source_is_away_a_known_claim_is_answered_and_one_that_is_gone
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_source_that_does_not_answer_is_not_waited_for_longer_than_a_while() {
+async fn waiting_for_source_is_bounded() {
     let (_home, daemon, gpu, one) = one();
     daemon.source.shut(true);
     assert_eq!(
@@ -324,7 +324,7 @@ async fn a_source_that_does_not_answer_is_not_waited_for_longer_than_a_while() {
 }
 
 #[tokio::test]
-async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others_go() {
+async fn part_of_gone_driver_is_kept() {
     for by_itself in [true, false] {
         let Both {
             home: _home,
@@ -365,7 +365,7 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
         assert_eq!(daemon.state("uid-both"), Some(ClaimState::Unpreparing));
         assert!(daemon.kubelet_unprepare(&gpu.name, &both).await.is_err());
         if by_itself {
-            daemon.start_unprepares();
+            daemon.starts.unprepares();
         }
         daemon.serve(&gpu);
         if !by_itself {
@@ -377,9 +377,9 @@ async fn a_part_of_a_driver_that_is_gone_is_kept_until_it_is_back_and_the_others
     }
 }
 
-/// The rest of the claim stands meanwhile: only the part is tried again.
+/// Only the part is retried: the rest of the claim stays prepared.
 #[tokio::test(start_paused = true)]
-async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest_stands() {
+async fn part_is_retried_without_the_rest() {
     let Both {
         home: _home,
         daemon,
@@ -387,7 +387,7 @@ async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest
         nic,
         both,
     } = Both::prepared().await;
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     (0..3).for_each(|_| gpu.refuse_unprepare(transient()));
     assert_eq!(
         daemon.kubelet_unprepare(&gpu.name, &both).await,
@@ -410,7 +410,7 @@ async fn a_part_that_its_driver_does_not_unprepare_is_tried_again_while_the_rest
 }
 
 #[tokio::test]
-async fn a_pod_and_a_kubelet_hold_a_claim_together() {
+async fn pod_and_kubelet_share_a_claim() {
     let (
         Both {
             home: _home,
@@ -450,7 +450,7 @@ async fn a_pod_and_a_kubelet_hold_a_claim_together() {
 }
 
 #[tokio::test]
-async fn a_device_is_in_one_claim_and_the_next_waits_for_it() {
+async fn next_claim_waits_for_the_device() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let (one, two) = (
         claim("one", &["gpu/0"], &[&a]),
@@ -485,7 +485,7 @@ async fn a_device_is_in_one_claim_and_the_next_waits_for_it() {
 
 /// The kubelet cancels its calls, and its next call may come before the first has ended.
 #[tokio::test]
-async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_after_it() {
+async fn cancelled_prepare_is_still_finished() {
     for unprepare in [true, false] {
         let (_home, daemon, gpu, one) = one();
         // The claim is not even read yet.
@@ -514,7 +514,7 @@ async fn a_prepare_whose_caller_goes_away_is_finished_and_found_by_what_comes_af
 }
 
 #[tokio::test]
-async fn after_a_reboot_the_driver_is_called_once_more() {
+async fn reboot_causes_one_driver_call() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let one = claim("one", &["gpu/0"], &[&a]);
     for (boot, calls) in [("boot-1", 1), ("boot-1", 1), ("boot-2", 2), ("boot-2", 2)] {
@@ -533,7 +533,7 @@ async fn after_a_reboot_the_driver_is_called_once_more() {
 }
 
 #[tokio::test]
-async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
+async fn finally_refused_part_is_rolled_back() {
     let Both {
         home: _home,
         daemon,
@@ -567,7 +567,7 @@ async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
+async fn claim_of_deleted_pods_is_unprepared() {
     let Both {
         home: _home,
         daemon,
@@ -615,14 +615,14 @@ async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
     );
     assert_eq!(unprepare().await, Ok(()), "which goes on by itself");
     daemon.serve(&nic);
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-both").await;
     assert_eq!((gpu.counts(), nic.counts()), ((1, 1), (1, 2)));
     assert_eq!(unprepare().await, Ok(()));
 }
 
 #[tokio::test]
-async fn a_claim_given_with_the_request_is_listed_apart() {
+async fn claim_given_inline_is_listed_separately() {
     let ((home, gpu, _), a) = (home(), pod("a"));
     let daemon = start(&home, &[&gpu], &[]);
     let given = claim("given", &["gpu/0", "gpu/1"], &[]);
@@ -668,7 +668,7 @@ async fn a_claim_given_with_the_request_is_listed_apart() {
 }
 
 #[tokio::test]
-async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
+async fn statuses_are_reported_while_held() {
     let ((home, gpu, nic), a) = (home(), pod("a"));
     let (both, quiet) = (
         claim("both", &["gpu/0#s", "nic/0"], &[&a]),
@@ -706,7 +706,7 @@ async fn statuses_of_devices_are_reported_while_the_kubelet_holds_them() {
 }
 
 #[tokio::test]
-async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
+async fn operator_cannot_release_kubelets_claim() {
     let (_home, daemon, gpu, one) = one();
     daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
     assert_eq!(code(daemon.release("one").await), "claim-in-use");
@@ -717,7 +717,7 @@ async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
 }
 
 #[tokio::test]
-async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_second_call() {
+async fn early_claim_needs_no_second_call() {
     let (_home, daemon, gpu, mut one) = one();
     let binding = BindingConditions {
         conditions: vec![
@@ -792,7 +792,7 @@ async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_se
 }
 
 #[tokio::test]
-async fn a_claim_that_was_prepared_early_is_unprepared_after_a_restart_too() {
+async fn early_claim_is_unprepared_after_restart() {
     let (home, gpu, _) = home();
     let one = claim("one", &["gpu/0"], &[&pod("a")]);
     let daemon = start(&home, &[&gpu], &[&one]);

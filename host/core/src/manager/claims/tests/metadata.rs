@@ -61,7 +61,7 @@ fn network(ip: &str) -> Reply {
 }
 
 #[tokio::test]
-async fn a_prepared_claim_has_its_file_and_the_mount_until_it_is_unprepared() {
+async fn file_and_mount_last_until_unprepare() {
     let (home, daemon, _gpu) = prepared().await;
     assert_eq!(first(&home)["metadata"]["uid"], "uid-one");
     let spec = std::fs::read_to_string(&daemon.cdi_files()[0]).unwrap();
@@ -74,7 +74,7 @@ async fn a_prepared_claim_has_its_file_and_the_mount_until_it_is_unprepared() {
 }
 
 #[tokio::test]
-async fn whatever_becomes_of_a_file_it_is_rendered_again() {
+async fn damaged_file_is_rendered_again() {
     let (home, daemon, gpu) = prepared().await;
     let whole = std::fs::read(path(&home)).unwrap();
     for damage in ["", "other"] {
@@ -101,7 +101,7 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_a_condition_and_refuses_the_claim() {
+async fn unwritable_file_refuses_the_claim() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     std::fs::write(home.metadata(), "no directory").unwrap();
@@ -123,7 +123,7 @@ async fn a_file_that_cannot_be_written_is_a_condition_and_refuses_the_claim() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_annotation_climbs_is_refused_and_named() {
+async fn escaping_annotation_is_refused() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     let mut bad = claim("one", &["gpu/0"], &[&pod("a")]);
@@ -141,7 +141,7 @@ async fn a_claim_whose_annotation_climbs_is_refused_and_named() {
 }
 
 #[tokio::test]
-async fn files_that_no_claim_owns_are_removed() {
+async fn orphaned_files_are_removed() {
     let (home, daemon, _gpu) = prepared().await;
     let orphan = home.metadata().join("gpu.example.com_uid-gone");
     std::fs::create_dir(&orphan).unwrap();
@@ -152,7 +152,7 @@ async fn files_that_no_claim_owns_are_removed() {
 }
 
 #[tokio::test]
-async fn files_of_a_claim_whose_record_cannot_be_read_stay() {
+async fn unreadable_claims_files_are_kept() {
     let (home, daemon, gpu) = prepared().await;
     let before = std::fs::read(path(&home)).unwrap();
     daemon.stop().await;
@@ -163,7 +163,7 @@ async fn files_of_a_claim_whose_record_cannot_be_read_stay() {
 }
 
 #[tokio::test]
-async fn a_prepare_after_a_reboot_writes_its_network_data_into_the_same_file() {
+async fn prepare_after_reboot_rewrites_same_file() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     gpu.reply("uid-one", network("192.0.2.1/24"));
@@ -183,7 +183,7 @@ async fn a_prepare_after_a_reboot_writes_its_network_data_into_the_same_file() {
 }
 
 #[tokio::test]
-async fn a_host_that_writes_no_more_metadata_keeps_that_of_prepared_claims() {
+async fn disabled_metadata_keeps_existing_files() {
     let (home, daemon, gpu) = prepared().await;
     daemon.stop().await;
     let daemon = home.start();
@@ -197,7 +197,7 @@ async fn a_host_that_writes_no_more_metadata_keeps_that_of_prepared_claims() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
+async fn rebuilt_claim_has_same_metadata() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     let mut made = claim("one", &["gpu/0"], &[&pod("a")]);

@@ -22,7 +22,7 @@ async fn restarted(home: &Home, daemon: Daemon) -> Daemon {
 }
 
 #[tokio::test]
-async fn a_prepare_is_one_commit_and_is_durable_with_its_pod() {
+async fn prepare_is_one_durable_commit() {
     let (home, daemon, a, _gpu) = with_pure();
     let before = daemon.commits();
     assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
@@ -37,7 +37,7 @@ async fn a_prepare_is_one_commit_and_is_durable_with_its_pod() {
 }
 
 #[tokio::test]
-async fn a_second_pod_joins_in_one_commit_with_a_new_claim() {
+async fn second_pod_joins_in_one_commit() {
     let (_home, daemon, a, _gpu) = with_pure();
     let b = pod("b");
     daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
@@ -60,7 +60,7 @@ async fn a_second_pod_joins_in_one_commit_with_a_new_claim() {
 }
 
 #[tokio::test]
-async fn one_driver_that_may_change_the_node_needs_the_intent_of_all() {
+async fn one_impure_driver_requires_an_intent() {
     let (_home, daemon, a, gpu, _nic) = with_two_drivers();
     gpu.become_pure();
     let before = daemon.commits();
@@ -69,7 +69,7 @@ async fn one_driver_that_may_change_the_node_needs_the_intent_of_all() {
 }
 
 #[tokio::test]
-async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_taken() {
+async fn crash_during_call_leaves_no_claim() {
     let (home, gpu, a, b) = (
         Home::new(),
         FakeDriver::new(driver("gpu")),
@@ -105,7 +105,7 @@ async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_take
 }
 
 #[tokio::test]
-async fn what_the_driver_refuses_for_good_is_gone_and_what_it_could_not_do_yet_stays() {
+async fn only_temporary_refusals_are_recorded() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.source.put(claim("two", &["gpu/1"], &[&a]));
     gpu.reply("uid-one", Reply::Refuse(permanent()));
@@ -120,7 +120,7 @@ async fn what_the_driver_refuses_for_good_is_gone_and_what_it_could_not_do_yet_s
 }
 
 #[tokio::test]
-async fn an_unprepare_is_one_commit_and_takes_the_pod_with_it() {
+async fn unprepare_is_one_commit_with_pod() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
     let before = daemon.commits();
@@ -134,7 +134,7 @@ async fn an_unprepare_is_one_commit_and_takes_the_pod_with_it() {
 }
 
 #[tokio::test]
-async fn a_refused_unprepare_is_durable_and_retried() {
+async fn refused_unprepare_is_durable_and_retried() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
     gpu.refuse_unprepare(transient());
@@ -146,12 +146,12 @@ async fn a_refused_unprepare_is_durable_and_retried() {
     let daemon = restarted(&home, daemon).await;
     assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
     daemon.serve(&gpu);
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
 }
 
 #[tokio::test]
-async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
+async fn crash_during_unprepare_keeps_the_claim() {
     let (home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
     let (claims, files) = (daemon.manager.records.claims(), daemon.cdi_files());
@@ -182,7 +182,7 @@ async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
 
 /// The code that prepared the claim may have to be called, with rights of its own.
 #[tokio::test]
-async fn a_claim_of_another_version_is_unprepared_with_an_intent() {
+async fn other_version_unprepares_with_an_intent() {
     let (_home, daemon, a, gpu) = with_pure();
     daemon.prepare(&a, &["one"]).await;
     daemon.serve_version(&gpu, "another");

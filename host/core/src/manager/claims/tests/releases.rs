@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::manager::claims::ReleaseRequest;
 use crate::manager::claims::fixtures::{claim, transient, uid};
-use crate::manager::claims::table::RELEASED_MAX;
 use crate::manager::tests::scene::{
     Daemon, FakeDriver, Home, release_request, with_gpu, with_prepared,
 };
+use crate::records::table::RELEASED_MAX;
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef};
 
 /// A daemon with the claim `one` of a driver that is gone, whose pod is gone too.
@@ -19,7 +19,7 @@ async fn with_stuck() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
 }
 
 #[tokio::test]
-async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_it_refuses() {
+async fn release_calls_serving_driver_once_more() {
     let (_home, daemon, a, gpu) = with_gpu();
     for (refuses, untold) in [(true, 1), (false, 0)] {
         daemon.serve(&gpu);
@@ -43,7 +43,7 @@ async fn a_driver_that_serves_is_called_once_more_and_the_claim_is_released_if_i
 }
 
 #[tokio::test]
-async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
+async fn claim_in_use_is_not_released() {
     let (_home, daemon, _a, gpu) = with_prepared().await;
     let problem = daemon.release("one").await.unwrap_err();
     assert_eq!(problem.code, "claim-in-use");
@@ -84,7 +84,7 @@ async fn a_claim_that_pods_hold_is_not_released_and_they_are_named() {
 
 /// Two can only have come of a lost checkpoint: the older was never unprepared.
 #[tokio::test]
-async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
+async fn uid_selects_between_same_named_claims() {
     let (_home, daemon, _, _) = with_stuck().await;
     let mut newer = ClaimRecord::clone(&daemon.manager.records.claims()[0]);
     newer.id.uid = uid("uid-newer");
@@ -146,7 +146,7 @@ async fn of_several_claims_of_a_name_the_one_with_the_uid_is_released() {
 
 /// A claim whose release failed halfway was not retried: it blocked others until the next start.
 #[tokio::test]
-async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
+async fn failed_release_is_finished_later() {
     let (_home, daemon, _a, _gpu) = with_prepared().await;
     let record = daemon.manager.records.claims().remove(0);
     let orphan = ClaimRecord {
@@ -159,7 +159,7 @@ async fn a_release_that_fails_after_its_intent_is_finished_all_the_same() {
         .commit_claims(vec![orphan.into()])
         .await
         .unwrap();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     // It has looked, and found nothing to do.
     tokio::task::yield_now().await;
     let (cdi, aside) = (daemon.cdi.clone(), daemon.cdi.with_extension("aside"));

@@ -8,7 +8,7 @@ use crate::manager::tests::scene::{ends, with_gpu, with_prepared};
 use nodedock_model::{ClaimState, ObjectRef};
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_replaces_one_that_stays_is_refused_with_its_state() {
+async fn replacement_of_stuck_claim_is_refused() {
     let (_home, daemon, a, gpu) = with_prepared().await;
     daemon.retire(&gpu);
     assert!(daemon.unprepare(&a).await[0].is_err());
@@ -25,7 +25,7 @@ async fn a_claim_that_replaces_one_that_stays_is_refused_with_its_state() {
 }
 
 #[tokio::test]
-async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_another_or_none() {
+async fn force_deleted_pod_is_unprepared() {
     for replaced in [true, false] {
         let ((home, daemon, a, gpu), b) = (with_prepared().await, pod("b"));
         daemon.stop().await;
@@ -49,7 +49,7 @@ async fn a_pod_that_was_deleted_by_force_is_unprepared_though_its_claim_is_anoth
 
 /// A pod that is replaced under its name asks while the old one still leaves.
 #[tokio::test]
-async fn a_pod_of_the_same_name_is_not_unprepared_with_the_old_one() {
+async fn same_named_pod_stays_prepared() {
     let (_home, daemon, old, gpu) = with_gpu();
     let new = ObjectRef {
         uid: uid("uid-a-again"),
@@ -67,7 +67,7 @@ async fn a_pod_of_the_same_name_is_not_unprepared_with_the_old_one() {
 }
 
 #[tokio::test]
-async fn pods_that_share_a_claim_come_and_go_in_any_order() {
+async fn sharing_pods_join_in_any_order() {
     const ORDERS: [[usize; 3]; 6] = [
         [0, 1, 2],
         [0, 2, 1],

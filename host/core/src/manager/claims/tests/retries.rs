@@ -1,4 +1,4 @@
-//! When drivers are called again, and when not.
+//! Tests of the times at which drivers are called again.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn retry_of(daemon: &Daemon, uid: &str) -> (u32, Retry) {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_loaded_again_or_has_other_devices_is_called_again() {
+async fn reloaded_driver_is_called_again() {
     let devices = [(DeviceName::new("0").unwrap(), Device::default())].into();
     let (home, a) = (Home::new(), pod("a"));
     let gpu = FakeDriver::with_pool(
@@ -72,7 +72,7 @@ async fn a_driver_that_is_loaded_again_or_has_other_devices_is_called_again() {
 }
 
 #[tokio::test]
-async fn a_pod_that_leaves_takes_its_own_refusals_with_it() {
+async fn leaving_pod_clears_its_refusals() {
     let ((_home, daemon, a, gpu), b) = (with_claim(), pod("b"));
     daemon.source.put(claim("two", &["gpu/1"], &[&b]));
     for (pod, name) in [(&a, "one"), (&b, "two")] {
@@ -104,7 +104,7 @@ async fn a_restart_may_call_once_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_retries_often_waits_and_is_then_refused() {
+async fn frequent_retries_are_delayed_then_refused() {
     let (_home, daemon, a, gpu) = with_claim();
     (0..4).for_each(|_| gpu.reply("uid-one", Reply::Refuse(transient())));
     let started = Instant::now();
@@ -133,7 +133,7 @@ async fn a_caller_that_retries_often_waits_and_is_then_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_may_be_called_is_called_while_another_wants_time() {
+async fn backing_off_driver_delays_no_other() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
     gpu.reply("uid-both", Reply::Refuse(transient()));
     nic.reply(
@@ -150,9 +150,9 @@ async fn a_driver_that_may_be_called_is_called_while_another_wants_time() {
 
 /// A driver call that never ended locked its claim, and every other claim of its device, until the daemon was restarted.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_never_answers_locks_nothing_for_ever() {
+async fn stuck_driver_locks_nothing_forever() {
     let (_home, daemon, a, gpu) = with_gpu();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     gpu.shut(true);
     daemon.source.put(claim("one", &["gpu/0"], &[&a]));
     let (started, bound) = (Instant::now(), Duration::from_secs(45) + CALL_MARGIN);
@@ -176,9 +176,9 @@ async fn a_driver_that_never_answers_locks_nothing_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_claim_is_unprepared_after_its_own_backoff() {
+async fn claims_have_separate_unprepare_backoffs() {
     let ((_home, daemon, a, gpu), b) = (with_gpu(), pod("b"));
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     for (pod, name, device) in [(&a, "one", "gpu/0"), (&b, "two", "gpu/1")] {
         daemon.source.put(claim(name, &[device], &[pod]));
         daemon.prepare(pod, &[name]).await;
@@ -197,9 +197,9 @@ async fn each_claim_is_unprepared_after_its_own_backoff() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_serves_again_is_called_at_once_and_no_other() {
+async fn only_returning_driver_is_called_immediately() {
     let (_home, daemon, a, gpu, nic) = with_two_drivers();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.prepare(&a, &["both"]).await;
     for driver in [&gpu, &nic] {
         driver.refuse_unprepare(transient().retry_after(Duration::from_secs(600)));

@@ -146,7 +146,7 @@ fn memo(claims: &[&str]) -> Vec<(String, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
+async fn capable_new_version_is_called_alone() {
     let scene = Scene::served_by_the_first(1).await;
     let Scene {
         daemon,
@@ -160,7 +160,7 @@ async fn a_new_version_that_knows_what_to_do_is_the_only_one_that_is_called() {
 }
 
 #[tokio::test]
-async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since() {
+async fn each_claim_uses_its_preparing_version() {
     let scene = Scene::new(2);
     let Scene {
         daemon,
@@ -193,7 +193,7 @@ async fn each_claim_goes_to_the_version_that_prepared_it_however_many_came_since
 }
 
 #[tokio::test]
-async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
+async fn claim_refused_by_both_is_releasable() {
     let scene = Scene::served_by_the_first(0).await;
     let Scene {
         daemon,
@@ -229,7 +229,7 @@ async fn what_both_refuse_stays_with_both_reasons_and_can_be_released() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_other_is_called() {
+async fn previous_version_is_called_after_retries() {
     let quarantined = Problem::unavailable(ProblemCode::DriverQuarantined, "it trapped")
         .retry_after(std::time::Duration::from_secs(300));
     for wait in [transient(), quarantined] {
@@ -240,7 +240,7 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
             versions: [old, new, _],
             ..
         } = &scene;
-        daemon.start_unprepares();
+        daemon.starts.unprepares();
         daemon.serve_version(new, &digest(1));
         (0..=FAILED_UNPREPARES_MAX).for_each(|_| new.refuse_unprepare(wait.clone()));
         assert!(daemon.unprepare(a).await[0].is_err());
@@ -253,7 +253,7 @@ async fn a_new_version_that_wants_time_or_is_quarantined_gets_some_and_then_the_
 
 /// The compiler may be busy with other files for hours: the claim, and all who wait for it, were held as long.
 #[tokio::test(start_paused = true)]
-async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
+async fn slow_loading_version_blocks_no_request() {
     let scene = Scene::served_by_the_first(0).await;
     let Scene {
         daemon,
@@ -276,7 +276,7 @@ async fn a_version_that_is_not_loaded_in_time_keeps_no_request_waiting() {
 
 /// Every try counted, also those at which no version served: one that came then and wanted a moment was passed over at once.
 #[tokio::test]
-async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
+async fn failures_without_driver_do_not_count() {
     let scene = Scene::served_by_the_first(1).await;
     let Scene {
         daemon,
@@ -300,7 +300,7 @@ async fn tries_without_any_version_are_none_of_the_one_that_comes_then() {
 }
 
 #[tokio::test]
-async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only_called() {
+async fn preparing_version_is_known_after_restart() {
     let (
         Scene {
             home,
@@ -330,7 +330,7 @@ async fn after_a_restart_it_is_still_known_who_prepared_a_claim_and_who_was_only
 }
 
 #[tokio::test]
-async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_version_is_called() {
+async fn previous_version_requires_serving_wasm_driver() {
     let scene = Scene::served_by_the_first(1).await;
     let Scene {
         daemon,
@@ -351,7 +351,7 @@ async fn while_no_version_serves_and_when_a_plugin_took_the_name_no_other_versio
 }
 
 #[tokio::test]
-async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
+async fn code_is_removed_with_last_claim() {
     let scene = Scene::new(3);
     let (
         Scene {
@@ -379,7 +379,7 @@ async fn code_is_forgotten_with_the_last_claim_that_needs_it() {
 }
 
 #[tokio::test]
-async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
+async fn unreadable_claim_keeps_stored_code() {
     let Scene {
         home,
         daemon,
@@ -395,7 +395,7 @@ async fn code_is_kept_while_there_is_a_claim_that_cannot_be_read() {
 }
 
 #[tokio::test]
-async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are_gone() {
+async fn removed_devices_with_claims_are_reported() {
     let pool = |names: &[&str]| {
         let devices = names
             .iter()
@@ -407,7 +407,7 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
     };
     let (home, a) = (Home::new(), pod("a"));
     let daemon = home.start();
-    daemon.start_driver_changes();
+    daemon.starts.driver_changes();
     let old = FakeDriver::with_pool(driver("gpu"), pool(&["0", "1", "2"]));
     let new = FakeDriver::with_pool(driver("gpu"), pool(&["1"]));
     daemon.serve_version(&old, &digest(0));
@@ -435,10 +435,9 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_while_claims_have_its_devices()
- {
+async fn absent_driver_of_claims_is_reported() {
     let (_home, daemon, a, gpu) = with_prepared().await;
-    daemon.start_driver_changes();
+    daemon.starts.driver_changes();
     let reported = || {
         let conditions = daemon.conditions.list();
         let mut gone = conditions

@@ -5,7 +5,7 @@ use crate::manager::claims::fixtures::{claim, uid};
 use crate::manager::tests::scene::with_gpu;
 
 #[tokio::test]
-async fn a_claim_that_cannot_be_read_keeps_its_file_and_its_values() {
+async fn unreadable_claim_keeps_file_and_values() {
     let (home, daemon, a, gpu) = with_gpu();
     for (name, device) in [("one", "gpu/0"), ("two", "gpu/1")] {
         let claim = claim(name, &[device], &[&a]);

@@ -13,9 +13,10 @@ use crate::checkpoint::Change;
 use crate::driver::values::{Journal, Write};
 use crate::driver::{Call, ClaimDriver, Outcomes};
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, prepared, transient, uid};
+use crate::manager::claims::machine;
 use crate::manager::claims::retries::RELEASE_GRACE;
-use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
+use crate::records::RecordedValues;
 use nodedock_model::{
     ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ObjectRef, PreparedClaim,
     Problem, PutBack, PutBackEnd, ReleaseRecord,
@@ -41,10 +42,10 @@ struct Writer {
     name: DriverName,
     values: Arc<RecordedValues>,
     sys: PathBuf,
-    /// By claim name, what a prepare and an unprepare of it write.
+    /// Writes of a prepare and of an unprepare, by claim name.
     prepares: Mutex<BTreeMap<String, Vec<(&'static str, &'static str)>>>,
     unprepares: Mutex<BTreeMap<String, Vec<(&'static str, &'static str)>>>,
-    /// What every claim is refused with after its writes.
+    /// Problem with which every claim is refused after its writes.
     refusal: Mutex<Option<Problem>>,
     /// The claims of one call are written for together.
     together: bool,
@@ -220,7 +221,7 @@ async fn two_stuck(home: &Home) -> (Daemon, Arc<Writer>) {
 }
 
 #[tokio::test]
-async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_restart() {
+async fn released_values_are_restored_newest_first() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2"), (LED, "3")]).await;
     daemon.stop().await;
@@ -265,7 +266,7 @@ async fn a_released_claims_values_are_restored_the_newest_first_also_after_a_res
 }
 
 #[tokio::test]
-async fn nothing_is_written_that_is_not_durable_before() {
+async fn writes_require_a_durable_record() {
     let (home, daemon, _, led) = with_writer();
     let one = [claim("one", &[], &[]).id];
     daemon.crash().await;
@@ -282,7 +283,7 @@ async fn nothing_is_written_that_is_not_durable_before() {
 
 /// The daemon dies between a write and its result: what was there is known all the same.
 #[tokio::test]
-async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
+async fn crash_during_call_loses_no_value() {
     for written in [false, true] {
         let (home, daemon, a, led) = with_writer();
         *led.refusal.lock().unwrap() = Some(transient());
@@ -327,7 +328,7 @@ async fn a_crash_in_the_middle_of_a_call_loses_no_value() {
 }
 
 #[tokio::test]
-async fn a_driver_that_unprepares_has_decided_what_is_left() {
+async fn unpreparing_driver_decides_remaining_values() {
     let (home, daemon, a, led) = with_writer();
     led.writes("one", &[(LED, "1"), (FAN, "2")]);
     led.clears("one", &[(LED, "0")]);
@@ -355,7 +356,7 @@ async fn a_driver_that_unprepares_has_decided_what_is_left() {
 }
 
 #[tokio::test]
-async fn a_prepare_that_is_refused_for_good_leaves_no_value_behind() {
+async fn finally_refused_prepare_restores_values() {
     for clears_up in [false, true] {
         let (home, daemon, a, led) = with_writer();
         led.writes("one", &[(LED, "1"), (FAN, "2")]);
@@ -381,7 +382,7 @@ async fn a_prepare_that_is_refused_for_good_leaves_no_value_behind() {
 }
 
 #[tokio::test]
-async fn a_refusal_for_now_keeps_what_was_there_first() {
+async fn temporary_refusal_keeps_first_value() {
     let (home, daemon, a, led) = with_writer();
     led.writes("one", &[(LED, "1")]);
     *led.refusal.lock().unwrap() = Some(transient());
@@ -418,7 +419,7 @@ async fn begin_release(daemon: &Daemon, claim: &str) {
 }
 
 #[tokio::test]
-async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
+async fn interrupted_release_finishes_after_restart() {
     let home = Home::new();
     let (daemon, led) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     // One of the two values is restored, and the daemon dies.
@@ -429,7 +430,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
 
     tokio::time::pause();
     let (daemon, started) = (home.start(), tokio::time::Instant::now());
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
     assert!(
         started.elapsed() >= RELEASE_GRACE,
@@ -446,7 +447,7 @@ async fn an_interrupted_release_is_finished_a_while_after_the_next_start() {
 
 /// The host restored what the driver had decided to leave, and recorded of a driver that came a moment later that it had not unprepared the claim.
 #[tokio::test]
-async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_start() {
+async fn returning_driver_completes_interrupted_release() {
     let home = Home::new();
     let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     begin_release(&daemon, "one").await;
@@ -454,7 +455,7 @@ async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_
     drop((daemon, led));
 
     let daemon = home.start();
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     // As long as it takes to ask drivers, and to write down what came of it.
     for _ in 0..8 {
         tokio::task::yield_now().await;
@@ -469,7 +470,7 @@ async fn the_driver_of_an_interrupted_release_is_called_when_it_comes_after_the_
 }
 
 #[tokio::test]
-async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() {
+async fn interrupted_release_finishes_after_reboot() {
     let home = Home::new();
     plugged(&home);
     let daemon = home.start_in("boot-1");
@@ -478,7 +479,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
     daemon.stop().await;
     tokio::time::pause();
     let daemon = home.start_in("boot-2");
-    daemon.start_unprepares();
+    daemon.starts.unprepares();
     daemon.gone("uid-one").await;
     let released = daemon.manager.records.released_claims().remove(0);
     assert_eq!(
@@ -488,7 +489,7 @@ async fn a_begun_release_of_a_claim_without_values_is_finished_after_a_reboot() 
 }
 
 #[tokio::test]
-async fn values_of_another_boot_are_never_restored() {
+async fn values_of_earlier_boot_are_discarded() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1")]).await;
     daemon.stop().await;
@@ -507,7 +508,7 @@ async fn values_of_another_boot_are_never_restored() {
 }
 
 #[tokio::test]
-async fn a_value_that_another_program_changed_is_left_and_reported() {
+async fn foreign_value_is_kept_and_reported() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     std::fs::write(home.sys().join(LED), "9").unwrap();
@@ -522,7 +523,7 @@ async fn a_value_that_another_program_changed_is_left_and_reported() {
 
 /// The rule of docs/decisions/0005: as if the earlier claim had never been, also across a restart.
 #[tokio::test]
-async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_found() {
+async fn later_claim_inherits_the_original_value() {
     let home = Home::new();
     let (daemon, _) = two_stuck(&home).await;
     assert_eq!(
@@ -539,9 +540,9 @@ async fn of_two_claims_that_changed_a_value_the_later_inherits_what_the_earlier_
     assert_eq!(is(&home, LED), "0");
 }
 
-/// What was inherited at a start was in memory only, and lost at the next.
+/// Values that were inherited at a start were in memory only, and lost at the next start.
 #[tokio::test]
-async fn what_is_inherited_of_an_unknown_claim_is_durable() {
+async fn inherited_value_is_durable() {
     let (home, daemon, _, led) = with_writer();
     led.write(&[claim("one", &[], &[]).id], LED, "1")
         .await
@@ -573,7 +574,7 @@ fn writer_for_both(home: &Home, daemon: &Daemon, a: &ObjectRef) -> Arc<Writer> {
 }
 
 #[tokio::test]
-async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
+async fn last_claim_of_call_restores_value() {
     let home = Home::new();
     plugged(&home);
     let (daemon, a) = (home.start(), pod("a"));
@@ -598,7 +599,7 @@ async fn claims_of_one_call_keep_a_value_until_the_last_of_them_is_gone() {
 
 /// Each was left because of the other, and the value stayed for good.
 #[tokio::test]
-async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
+async fn joint_rollback_restores_the_value() {
     let home = Home::new();
     plugged(&home);
     let (daemon, a) = (home.start(), pod("a"));
@@ -619,7 +620,7 @@ async fn claims_of_one_call_that_are_rolled_back_together_restore_the_value() {
 }
 
 #[tokio::test]
-async fn a_driver_that_serves_decides_and_the_host_restores_values_for_the_others() {
+async fn serving_driver_decides_about_values() {
     let home = Home::new();
     let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
     led.serve(&daemon);

@@ -74,18 +74,14 @@ impl DeviceChoices {
         own: Option<&Uid>,
     ) -> Vec<String> {
         let allocated = self.held_by_allocations();
-        let is_held = |id: &String| {
-            let Some((pool, device)) = pool_claims::split_id(id) else {
+        let stock = snapshot.stock();
+        let held = stock.available().filter(|device| {
+            let Some((pool, device)) = pool_claims::split_id(&device.id) else {
                 return true;
             };
             self.is_held(driver, pool.as_str(), device.as_str(), own, &allocated)
-        };
-        snapshot
-            .stock()
-            .available()
-            .map(|device| device.id.clone())
-            .filter(is_held)
-            .collect()
+        });
+        held.map(|device| device.id.clone()).collect()
     }
 
     /// A plugin may list very many devices: those that no claim has are not looked at one by one.
@@ -126,7 +122,7 @@ impl DeviceChoices {
             .collect()
     }
 
-    /// Whether another claim has a device, or what it would take.
+    /// Returns whether another claim has a device, or something that the device would hold.
     fn is_held(
         &self,
         driver: &DriverName,
@@ -136,32 +132,31 @@ impl DeviceChoices {
         allocated: &HeldKeys<Uid>,
     ) -> bool {
         let holders = self.holds.holders_of_device(driver, pool, device);
-        let is_allocated = || {
-            let holds = self
-                .holds
-                .facts(driver, pool, device)
-                .exclusive_holds(driver, pool, device);
-            holds
-                .iter()
-                .any(|hold| allocated.in_the_way(own, hold).is_some())
-        };
-        holders.iter().any(|claim| Some(&claim.uid) != own) || is_allocated()
+        if holders.iter().any(|claim| Some(&claim.uid) != own) {
+            return true;
+        }
+        let facts = self.holds.facts(driver, pool, device);
+        let holds = facts.exclusive_holds(driver, pool, device);
+        holds
+            .iter()
+            .any(|hold| allocated.in_the_way(own, hold).is_some())
     }
 
-    /// What claims have that are allocated and not prepared.
+    /// Returns the holds of claims that are allocated and not prepared.
     fn held_by_allocations(&self) -> HeldKeys<Uid> {
-        let facts =
-            |driver: &DriverName, pool: &str, device: &str| self.holds.facts(driver, pool, device);
         let mut held = HeldKeys::default();
         for (uid, allocation) in self.source.allocated() {
-            machine::holds(&allocation, facts)
-                .iter()
-                .for_each(|hold| held.add(&uid, hold));
+            machine::holds(&allocation, |driver, pool, device| {
+                self.holds.facts(driver, pool, device)
+            })
+            .iter()
+            .for_each(|hold| held.add(&uid, hold));
         }
         held
     }
 
-    /// Of the devices that were chosen, and then of all others, as many as a container wants that fit beside each other: they may use one counter.
+    /// Returns as many devices as a container wants that fit beside each other, since they may use one counter: first of the chosen
+    /// devices, then of all others.
     pub(super) fn that_fit_together(
         &self,
         want: &Want,
@@ -206,7 +201,8 @@ impl DeviceChoices {
 
     fn pod_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
         let entries = held::entries(&self.records.table(), request.pod.uid.as_str());
-        let hint = |(resource, count): (ExtendedResource, usize)| {
+        let resources = choose::pod_request(&request.containers).into_iter();
+        let hints = resources.filter_map(|(resource, count)| {
             let held = entries
                 .iter()
                 .filter(|entry| entry.resource == resource)
@@ -217,17 +213,14 @@ impl DeviceChoices {
                 resource,
                 hints,
             })
-        };
-        choose::pod_request(&request.containers)
-            .into_iter()
-            .filter_map(hint)
-            .collect()
+        });
+        hints.collect()
     }
 
     fn container_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
-        let of = |container: &PodContainer| {
+        let hints = request.containers.iter().flat_map(|container| {
             let wanted = container.resources.iter().filter(|(_, count)| **count > 0);
-            let hint = |(resource, count): (&ExtendedResource, &u32)| {
+            wanted.filter_map(move |(resource, count)| {
                 let (held, reusable) = self.held_and_reusable(request, container, resource);
                 let hints = self.hint(resource, &held, &reusable, *count as usize)?;
                 Some(ResourceHints {
@@ -235,10 +228,9 @@ impl DeviceChoices {
                     resource: resource.clone(),
                     hints,
                 })
-            };
-            wanted.filter_map(hint).collect::<Vec<_>>()
-        };
-        request.containers.iter().flat_map(of).collect()
+            })
+        });
+        hints.collect()
     }
 
     /// The devices of a container, and those that it may reuse from containers before it.

@@ -22,7 +22,7 @@ enum Event {
     Free {
         pod: usize,
     },
-    /// Which devices are healthy.
+    /// The plugin lists its devices, of which these are healthy.
     List {
         healthy: u8,
     },
@@ -247,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_device_is_given_twice_and_what_was_answered_stays(events in prop::collection::vec(event(), 1..16)) {
+    fn devices_are_never_allocated_twice(events in prop::collection::vec(event(), 1..16)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut node = Node::new();

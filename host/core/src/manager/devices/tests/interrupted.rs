@@ -25,7 +25,7 @@ async fn crash_in_allocate(daemon: &Daemon, gpu: &FakePlugin) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_the_same_devices() {
+async fn interrupted_allocate_repeats_same_devices() {
     let (home, daemon, gpu) = plugged(2);
     let lost = crash_in_allocate(&daemon, &gpu).await;
     assert_eq!(
@@ -52,7 +52,7 @@ async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_th
 }
 
 #[tokio::test]
-async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_another() {
+async fn intent_with_unhealthy_device_is_dropped() {
     let (home, daemon, gpu) = plugged(2);
     crash_in_allocate(&daemon, &gpu).await;
     let daemon = home.start_at_once();
@@ -66,7 +66,7 @@ async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_anothe
 
 /// A plugin registers again some time after a boot, and pods are prepared again before.
 #[tokio::test]
-async fn devices_that_a_pod_had_before_a_boot_stay_its_devices_while_their_plugin_is_not_back() {
+async fn pod_keeps_devices_across_reboot() {
     let (home, daemon, gpu) = plugged(2);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
     daemon.stop().await;
@@ -81,7 +81,7 @@ async fn devices_that_a_pod_had_before_a_boot_stay_its_devices_while_their_plugi
 }
 
 #[tokio::test]
-async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
+async fn unavailable_checkpoint_prevents_plugin_calls() {
     let (home, daemon, gpu) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.crash().await;
@@ -110,7 +110,7 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadline() {
+async fn hanging_plugin_blocks_only_its_resource() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::preferring(&[]), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(4));
@@ -166,7 +166,7 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
 }
 
 #[tokio::test]
-async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together() {
+async fn hanging_allocate_ends_at_deadline() {
     let (_home, daemon, gpu) = plugged(3);
     gpu.shut(true);
     pause();
@@ -189,7 +189,7 @@ async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together
 
 /// A kubelet loses a reservation that is made while a plugin thinks and another pod is cleaned up.
 #[tokio::test]
-async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_waits() {
+async fn reservation_survives_another_pods_unprepare() {
     let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev1"]), 2);
     gpu.shut(false);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
@@ -211,7 +211,7 @@ async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_
 }
 
 #[tokio::test]
-async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() {
+async fn newly_unhealthy_devices_are_not_allocated() {
     let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev0"]));
     let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(2));
@@ -230,7 +230,7 @@ async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() 
 }
 
 #[tokio::test]
-async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
+async fn verify_finds_devices_in_two_pods() {
     let (home, daemon, _) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();

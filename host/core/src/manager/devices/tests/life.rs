@@ -16,7 +16,7 @@ fn gone(daemon: &Daemon, id: &PluginId) {
 }
 
 #[tokio::test]
-async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
+async fn reregistered_plugin_replaces_its_devices() {
     let (home, first, second) = (Home::new(), FakePlugin::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     daemon.plug("gpu", &first, &numbered(2));
@@ -57,7 +57,7 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
 }
 
 #[tokio::test]
-async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
+async fn only_healthy_devices_are_allocatable() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     let id = daemon.plug(
@@ -94,10 +94,10 @@ async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
 }
 
 #[tokio::test]
-async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_time() {
+async fn resource_of_gone_plugin_expires() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let id = daemon.plug("gpu", &gpu, &numbered(2));
     pause();
     gone(&daemon, &id);
@@ -129,13 +129,13 @@ async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_ti
 }
 
 #[tokio::test]
-async fn a_resource_of_records_is_remembered_for_a_time() {
+async fn recorded_resource_is_remembered_temporarily() {
     let (home, daemon, _) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
 
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let view = daemon.view("gpu").unwrap();
     assert_eq!(
         (view.source, view.active, view.devices.len()),
@@ -157,7 +157,7 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
 
 /// The end of an old stream took the plugin that had replaced it out of service.
 #[tokio::test]
-async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
+async fn replaced_plugin_cannot_affect_newer_one() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     let old = daemon.plug("gpu", &gpu, &numbered(1));
@@ -171,7 +171,7 @@ async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
 }
 
 #[tokio::test]
-async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
+async fn faulty_list_sets_a_condition() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     let id = daemon.plug(
@@ -188,11 +188,11 @@ async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
 }
 
 #[tokio::test]
-async fn health_that_flaps_is_reported_once_per_period() {
+async fn flapping_health_is_reported_per_period() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
     pause();
-    daemon.start_devices();
+    daemon.starts.devices();
     let (mut changes, mut followed) = (daemon.changes.listen(), daemon.manager.devices.changes());
     let id = daemon.plug("gpu", &gpu, &[device("a", &[])]);
     for n in 0..1000 {
@@ -233,10 +233,10 @@ async fn health_that_flaps_is_reported_once_per_period() {
 }
 
 #[tokio::test]
-async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
+async fn first_source_keeps_the_resource() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     let id = daemon.plug("gpu", &gpu, &numbered(1));
     let pools = super::pools::published("gpu", &[("0", &[]), ("1", &[])]);
     daemon.serve_any(

@@ -57,7 +57,7 @@ fn serve(daemon: &Daemon, pools: &watch::Sender<Arc<Published>>) {
 /// A daemon with the pool of `gpu.example.com`.
 async fn start(home: &Home, pools: &watch::Sender<Arc<Published>>) -> Daemon {
     let daemon = home.start_at_once();
-    daemon.start_devices();
+    daemon.starts.devices();
     serve(&daemon, pools);
     daemon
         .until(|daemon| daemon.view("gpu").is_some_and(|view| view.active))
@@ -78,7 +78,7 @@ fn stranger() -> ObjectRef {
 }
 
 #[tokio::test]
-async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
+async fn pool_claim_uses_fewest_numa_nodes() {
     let home = Home::new();
     let pools = published(
         "gpu",
@@ -129,7 +129,7 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
 }
 
 #[tokio::test]
-async fn a_pod_gets_no_device_that_is_allocated_to_a_claim() {
+async fn allocated_devices_are_not_chosen() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     daemon
@@ -146,7 +146,7 @@ async fn a_pod_gets_no_device_that_is_allocated_to_a_claim() {
 }
 
 #[tokio::test]
-async fn claims_have_names_of_their_own_whatever_the_pod_is_called() {
+async fn pool_claims_have_unique_names() {
     let home = Home::new();
     let daemon = start(
         &home,
@@ -176,7 +176,7 @@ async fn claims_have_names_of_their_own_whatever_the_pod_is_called() {
 }
 
 #[tokio::test]
-async fn devices_that_claims_hold_are_not_given() {
+async fn held_devices_are_not_chosen() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     daemon.hold("pool/0", &stranger());
@@ -195,7 +195,7 @@ async fn devices_that_claims_hold_are_not_given() {
 }
 
 #[tokio::test]
-async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
+async fn claimed_device_is_replaced_by_another() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
@@ -226,7 +226,7 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
 }
 
 #[tokio::test]
-async fn an_init_containers_claim_serves_a_container_that_wants_as_many() {
+async fn init_containers_claim_is_reused() {
     use ContainerKind::{App, Init};
     let home = Home::new();
     let daemon = start(

@@ -18,7 +18,7 @@ use nodedock_model::{
     Problem, Uid,
 };
 pub(crate) struct FakeSource {
-    /// What its own allocator has given to claims.
+    /// Allocations that the source's own allocator has made for claims.
     allocated: Mutex<Vec<(Uid, Allocation)>>,
     claims: Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>,
     problem: Mutex<Option<Problem>>,
@@ -120,7 +120,7 @@ impl ClaimSource for FakeSource {
     }
 }
 
-/// What a driver does at its next call.
+/// Result of a driver's next call.
 pub(crate) enum Reply {
     Refuse(Problem),
     /// Edits for all containers, and no device with edits: a result that makes no CDI file.
@@ -189,7 +189,7 @@ impl FakeDriver {
         })
     }
 
-    /// From now on it cannot change the node.
+    /// Makes the driver pure: from now on it cannot change the node.
     pub(crate) fn become_pure(&self) {
         self.is_pure.store(true, Relaxed);
     }

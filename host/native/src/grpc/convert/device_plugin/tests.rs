@@ -42,7 +42,7 @@ fn a_node(path: &str, permissions: &str) -> wire::DeviceSpec {
 }
 
 #[test]
-fn only_the_very_word_is_healthy_and_nodes_are_ascending_and_each_once() {
+fn only_exact_healthy_counts_as_healthy() {
     let listed = list(vec![
         device("a", "Healthy", &[3, 1, 3]),
         device("b", "healthy", &[]),
@@ -63,7 +63,7 @@ fn only_the_very_word_is_healthy_and_nodes_are_ascending_and_each_once() {
 }
 
 #[test]
-fn what_is_odd_in_a_list_is_passed_on_for_the_device_manager_to_show() {
+fn odd_list_entries_are_passed_on() {
     let listed = list(vec![
         device("a", "Healthy", &[]),
         device("", "", &[]),
@@ -78,7 +78,7 @@ fn what_is_odd_in_a_list_is_passed_on_for_the_device_manager_to_show() {
 }
 
 #[test]
-fn real_lists_fit_and_devices_beyond_the_bound_are_not_decoded() {
+fn excess_listed_devices_are_not_decoded() {
     // One ID for each MiB of the memory of some devices.
     let id = |n: usize| format!("GPU-8f6d2c1e-0b1c-4f5e-9a7b-{n:012}");
     let devices = (0..RESOURCE_DEVICES_MAX).map(|n| device(&id(n), HEALTHY, &[]));
@@ -132,7 +132,7 @@ fn an_answer_is_passed_through_unchanged() {
 }
 
 #[test]
-fn the_first_container_response_counts_and_none_is_an_error() {
+fn first_container_response_counts() {
     let none = allocation(wire::AllocateResponse::default()).unwrap_err();
     assert!(none.contains("no container response"), "{none}");
     let second = wire::ContainerAllocateResponse {
@@ -146,7 +146,7 @@ fn the_first_container_response_counts_and_none_is_an_error() {
 }
 
 #[test]
-fn paths_become_plain_and_what_leads_elsewhere_is_refused() {
+fn paths_are_normalized_or_refused() {
     let plain = answer(|response| response.mounts.push(a_mount("//usr/./lib/", "/"))).unwrap();
     assert_eq!(
         (
@@ -195,7 +195,7 @@ fn permissions_are_some_of_three_letters() {
 }
 
 #[test]
-fn names_of_variables_annotations_and_cdi_devices_are_checked_and_cdi_names_are_each_once() {
+fn names_are_checked_and_cdi_deduplicated() {
     let cdi = |names: &[&str]| {
         let device = |name: &&str| wire::CdiDevice {
             name: (*name).to_owned(),
@@ -231,7 +231,7 @@ fn names_of_variables_annotations_and_cdi_devices_are_checked_and_cdi_names_are_
 }
 
 #[test]
-fn every_list_and_text_has_a_bound() {
+fn every_list_and_text_is_bounded() {
     let many = ALLOCATION_ENTRIES_MAX + 1;
     let cases = [
         answer(|response| response.mounts = vec![a_mount("/x", "/x"); many]),
@@ -277,7 +277,7 @@ fn every_list_and_text_has_a_bound() {
 }
 
 #[test]
-fn a_preference_is_passed_through_and_none_is_none() {
+fn preference_is_passed_through() {
     let ids = vec!["b".to_owned(), "a".to_owned()];
     let response = wire::ContainerPreferredAllocationResponse {
         device_ids: ids.clone(),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::manager::claims::table::Undo;
-use crate::manager::claims::values::{RestoreRequest, Restored};
+use crate::records::table::Undo;
+use crate::records::values::{RestoreRequest, Restored};
 
 async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
     let (id, call) = (
@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(45);
 
 /// The earlier claim left the value to the later one, which had been restored and was about to end: the value stayed.
 #[tokio::test]
-async fn a_value_stays_locked_from_its_restore_to_the_end_of_its_claim() {
+async fn value_stays_locked_until_claim_ends() {
     let home = Home::new();
     let (daemon, _) = two_stuck(&home).await;
     let later = restore(&daemon, "two", LONG).await;
@@ -47,7 +47,7 @@ async fn a_value_stays_locked_from_its_restore_to_the_end_of_its_claim() {
 
 /// The later one had inherited what the earlier had found, and did not know the value that it had been restored to.
 #[tokio::test]
-async fn a_value_that_was_restored_before_a_crash_is_known_in_whatever_order_claims_end() {
+async fn restored_value_is_known_after_crash() {
     for order in [["one", "two"], ["two", "one"]] {
         let home = Home::new();
         let (daemon, led) = two_stuck(&home).await;
@@ -64,7 +64,7 @@ async fn a_value_that_was_restored_before_a_crash_is_known_in_whatever_order_cla
 }
 
 #[tokio::test]
-async fn a_locked_path_is_left_and_delays_no_other() {
+async fn locked_path_delays_no_other() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let _kept = daemon.values.lock_path(LED).await;
@@ -79,7 +79,7 @@ async fn a_locked_path_is_left_and_delays_no_other() {
 
 /// Hundreds of values of devices that do not answer held the claim for as many times ten seconds.
 #[tokio::test]
-async fn values_that_are_not_reached_within_the_deadline_are_left_and_reported() {
+async fn values_past_deadline_are_reported() {
     let home = Home::new();
     let (daemon, _) = one_stuck(&home, &[(LED, "1"), (FAN, "2")]).await;
     let late = restore(&daemon, "one", Duration::ZERO).await;

@@ -271,19 +271,18 @@ impl Records {
         kept: &KeptValue,
         stays: &dyn Fn(&DriverName) -> bool,
     ) -> Option<(&ObjectRef, &DriverName)> {
-        let later = |other: &&KeptValue| {
-            other.path == kept.path && other.inode == kept.inode && other.order >= kept.order
-        };
         let parts = self.claims.values().flat_map(|record| {
-            let is_others = move |driver: &DriverName| record.id.uid != *uid || stays(driver);
             let others = record
                 .drivers
                 .iter()
-                .filter(move |(driver, _)| is_others(driver));
+                .filter(move |(driver, _)| record.id.uid != *uid || stays(driver));
             others.map(move |(driver, values)| (&record.id, driver, values))
         });
         let of_path = parts.filter_map(|(id, driver, values)| {
-            let first = values.iter().filter(later).map(|other| other.order).min()?;
+            let later = values.iter().filter(|other| {
+                other.path == kept.path && other.inode == kept.inode && other.order >= kept.order
+            });
+            let first = later.map(|other| other.order).min()?;
             Some((first, (id, driver)))
         });
         of_path

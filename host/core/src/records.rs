@@ -3,15 +3,17 @@
 //! Is given the table and the recorded sysfs values, with which records are committed. Reports each change of a claim, and each time that a
 //! claim may have freed devices. Never calls a driver and never touches a file of a claim.
 
+mod index;
+pub(crate) mod statuses;
+pub mod table;
+pub mod values;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
 use crate::checkpoint::Change;
-use crate::manager::claims::statuses::{has_status, statuses};
-use crate::manager::claims::table::{ClaimTable, Undo};
-use crate::manager::claims::{RecordedValues, SharedClaimTable};
 use crate::resources::pools::split_id;
 use nodedock_base::changes::Changes;
 use nodedock_base::error::chain;
@@ -20,6 +22,10 @@ use nodedock_base::signal::{Listener, Signal};
 use nodedock_model::{
     ChangedKind, ClaimRecord, ClaimStatuses, DriverName, ObjectRef, Problem, ReleaseRecord, Uid,
 };
+use statuses::{has_status, statuses};
+pub use table::SharedClaimTable;
+use table::{ClaimTable, Undo};
+pub use values::RecordedValues;
 
 /// The owner of the records of claims and pods.
 pub struct RecordStore {
@@ -38,7 +44,7 @@ pub struct RecordStore {
 }
 
 impl RecordStore {
-    pub(super) fn new(
+    pub(crate) fn new(
         table: Arc<SharedClaimTable>,
         values: Arc<RecordedValues>,
         changes: Changes,
@@ -59,7 +65,7 @@ impl RecordStore {
     }
 
     /// Locks pods. Taken before the locks of claims.
-    pub(super) async fn lock_pods(
+    pub(crate) async fn lock_pods(
         &self,
         pods: impl IntoIterator<Item = Uid>,
     ) -> Vec<LockGuard<Uid>> {
@@ -67,12 +73,12 @@ impl RecordStore {
     }
 
     /// Locks a pod, unless a request has the lock.
-    pub(super) fn try_lock_pod(&self, pod: &Uid) -> Option<LockGuard<Uid>> {
+    pub(crate) fn try_lock_pod(&self, pod: &Uid) -> Option<LockGuard<Uid>> {
         self.pod_locks.try_take(pod)
     }
 
     /// Locks claims, in the order of their UIDs.
-    pub(super) async fn lock_claims(
+    pub(crate) async fn lock_claims(
         &self,
         claims: impl IntoIterator<Item = Uid>,
     ) -> Vec<LockGuard<Uid>> {
@@ -80,7 +86,7 @@ impl RecordStore {
     }
 
     /// Locks a claim, unless an operation has the lock.
-    pub(super) fn try_lock_claim(&self, claim: &Uid) -> Option<LockGuard<Uid>> {
+    pub(crate) fn try_lock_claim(&self, claim: &Uid) -> Option<LockGuard<Uid>> {
         self.claim_locks.try_take(claim)
     }
 
@@ -103,7 +109,7 @@ impl RecordStore {
             .collect()
     }
 
-    /// Whether a claim has a device of a pool, by its ID in the resource.
+    /// Returns whether a claim has a device of a pool. `id`: the device's ID in the resource.
     pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
         split_id(id).is_some_and(|(pool, device)| {
             !self
@@ -112,8 +118,8 @@ impl RecordStore {
         })
     }
 
-    /// Whether a claim has devices of a driver. One whose record cannot be read may have them.
-    pub(super) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
+    /// Returns whether a claim has devices of a driver. A claim whose record cannot be read may have them.
+    pub(crate) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
         let table = self.table();
         match table.claim(uid.as_str()) {
             Some(claim) => claim.allocation.has_driver(driver),
@@ -130,7 +136,7 @@ impl RecordStore {
     }
 
     /// The same with changes that are in the table already. `undo`: of these, if the commit fails.
-    pub(super) async fn commit_with(
+    pub(crate) async fn commit_with(
         &self,
         records: Vec<Arc<ClaimRecord>>,
         mut changes: Vec<Change>,
@@ -150,7 +156,7 @@ impl RecordStore {
 
     /// Makes changes durable that are in the table already, and with them what they mean for recorded sysfs values; restores the
     /// table if that fails.
-    pub(super) async fn commit(&self, changes: Vec<Change>, undo: Undo) -> Result<(), Problem> {
+    pub(crate) async fn commit(&self, changes: Vec<Change>, undo: Undo) -> Result<(), Problem> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -167,7 +173,7 @@ impl RecordStore {
     /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit; returns the claims.
     /// They leave the table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has
     /// the pods' locks. `undo`: of changes that are in the table already, if the commit fails.
-    pub(super) async fn remove(
+    pub(crate) async fn remove(
         &self,
         uids: &[Uid],
         pods: &BTreeSet<Uid>,
@@ -184,7 +190,7 @@ impl RecordStore {
         Ok(uids.iter().filter_map(|uid| table.remove(uid)).collect())
     }
 
-    pub(super) fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
+    pub(crate) fn report_claims(&self, records: &[Arc<ClaimRecord>]) {
         for record in records {
             self.changes
                 .report(ChangedKind::Claim, &record.id, record.state.as_str());
@@ -193,12 +199,12 @@ impl RecordStore {
     }
 
     /// Reports a claim that is not in the table any more. `report_statuses` follows, for all of them.
-    pub(super) fn report_gone(&self, claim: &ObjectRef) {
+    pub(crate) fn report_gone(&self, claim: &ObjectRef) {
         self.changes.report(ChangedKind::Claim, claim, "gone");
     }
 
     /// Reports that statuses may have changed, if these records have any.
-    pub(super) fn report_statuses(&self, records: &[Arc<ClaimRecord>]) {
+    pub(crate) fn report_statuses(&self, records: &[Arc<ClaimRecord>]) {
         let mut records = records.iter();
         if records.any(|record| record.kubelet.is_some() && has_status(record)) {
             self.statuses_changed.send();
@@ -219,12 +225,12 @@ impl RecordStore {
     }
 
     /// Changes when a claim may have freed devices.
-    pub(super) fn freed(&self) -> Listener {
+    pub(crate) fn freed(&self) -> Listener {
         self.freed.subscribe()
     }
 
     /// Reports that a claim may have freed devices.
-    pub(super) fn report_freed(&self) {
+    pub(crate) fn report_freed(&self) {
         self.freed.send();
     }
 }

@@ -1,6 +1,10 @@
-//! What a fake node admits, as the host does: paths, the grant, and failures that a test asked for.
+//! Admission of operations by a fake node, as by the host: paths, the grant, and failures that a test injected.
 
-use super::*;
+use nodedock_model::grant::Effective;
+use nodedock_model::rule::is_plain_path;
+
+use super::State;
+use crate::Problem;
 
 impl State {
     pub(super) fn admit_read(&self, path: &str) -> Result<(), Problem> {

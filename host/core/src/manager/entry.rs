@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nodedock_allocator::resource::{DeviceNodes, Want};
 use nodedock_model::{
-    ContainerKind, ExtendedResource, PodContainer, PodRequest, PooledClaim, Problem, plugin_driver,
+    ContainerKind, ExtendedResource, PodRequest, PooledClaim, Problem, plugin_driver,
 };
 
 /// A container and a resource.
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether a device plugin without an adapter has the devices.
+    /// Returns whether the devices belong to a device plugin without an adapter.
     pub(crate) fn is_of_plugin(&self) -> bool {
         self.claim.driver == plugin_driver(&self.resource)
     }
@@ -62,12 +62,11 @@ pub(super) fn entry(want: &Want, claim: PooledClaim, devices: DeviceNodes) -> En
 
 /// The containers and resources of a request, in the pod's order.
 pub(super) fn keys(request: &PodRequest) -> impl Iterator<Item = Key> {
-    let of = |container: &PodContainer| {
+    request.containers.iter().flat_map(|container| {
         let keys = container
             .resources
             .keys()
             .map(|resource| (container.name.clone(), resource.clone()));
         keys.collect::<Vec<_>>()
-    };
-    request.containers.iter().flat_map(of)
+    })
 }

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use self::records::Records;
-pub(super) use self::restoring::{RestoreRequest, Restored};
+pub(crate) use self::restoring::{RestoreRequest, Restored};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
@@ -45,17 +45,17 @@ impl RecordedValues {
         }
     }
 
-    pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
+    pub(crate) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
         self.records.lock().get(uid).cloned()
     }
 
-    /// What a driver saved for the claim in a prepare that did not succeed; empty if there is none.
-    pub(super) fn progress_for(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
+    /// Returns the progress that a driver saved for the claim in a prepare that did not succeed; empty if there is none.
+    pub(crate) fn progress_for(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
         self.records.lock().progress(uid, driver)
     }
 
     /// Removes records of another boot, or of unknown claims.
-    pub(super) async fn tidy(&self, is_known: impl Fn(&Uid) -> bool) -> Result<(), CommitError> {
+    pub(crate) async fn tidy(&self, is_known: impl Fn(&Uid) -> bool) -> Result<(), CommitError> {
         let change = |records: &mut Records| {
             let unknown: Vec<_> = records
                 .claims
@@ -79,7 +79,7 @@ impl RecordedValues {
 
     /// Commits changes, and with those of claims' records what they mean for values: values of written claims as they are now, and the
     /// end of deleted claims' values and of those of `drivers`. An end that does not become durable is undone.
-    pub(in crate::manager) async fn commit_claims(
+    pub(crate) async fn commit_claims(
         &self,
         changes: Vec<Change>,
         drivers: Vec<(Uid, DriverName)>,
@@ -128,7 +128,7 @@ impl RecordedValues {
         outcome
     }
 
-    pub(super) async fn end_of_drivers(
+    pub(crate) async fn end_of_drivers(
         &self,
         uid: &Uid,
         drivers: Vec<DriverName>,

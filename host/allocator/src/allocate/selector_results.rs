@@ -1,4 +1,4 @@
-//! Compiled selectors and their verdicts on the devices of one inventory, each evaluated once.
+//! Compiled selectors and their results on the devices of one inventory, each evaluated once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::selector::{DeviceFacts, STEPS_PER_EVALUATION, Selector, Steps};
 
-/// Expressions that are kept with their verdicts. A machine has a few classes and a few kinds of claims; with 5,000 devices an expression
+/// Expressions that are kept with their results. A machine has a few classes and a few kinds of claims; with 5,000 devices an expression
 /// takes 40 kB.
 const EXPRESSIONS_MAX: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum SelectorResult {
     Matches,
     Differs,
     Failed,
@@ -19,12 +19,12 @@ pub(super) enum Verdict {
 
 /// The selectors that were evaluated on an inventory.
 #[derive(Debug)]
-pub(super) struct Verdicts {
+pub(super) struct SelectorResults {
     devices: usize,
     by_expression: Mutex<HashMap<String, Arc<Column>>>,
 }
 
-impl Verdicts {
+impl SelectorResults {
     pub(super) fn new(devices: usize) -> Self {
         Self {
             devices,
@@ -50,10 +50,10 @@ impl Verdicts {
     }
 }
 
-/// One expression and its verdict on each device.
+/// One expression and its result on each device.
 pub(super) struct Column {
     selector: Result<Selector, String>,
-    /// Zero: not evaluated. Else the verdict in the two low bits, and the steps that it took above them.
+    /// Zero: not evaluated. Else the result in the two low bits, and the steps that it took above them.
     cells: Vec<AtomicU64>,
 }
 
@@ -76,8 +76,8 @@ impl Column {
         }
     }
 
-    /// Returns the verdict on a device and the steps of its evaluation, which are the same whether it was evaluated before or not.
-    pub(super) fn verdict(&self, device: u32, facts: &DeviceFacts) -> (Verdict, u64) {
+    /// Returns the result on a device and the steps of its evaluation, which are the same whether it was evaluated before or not.
+    pub(super) fn result(&self, device: u32, facts: &DeviceFacts) -> (SelectorResult, u64) {
         let cell = self.cells.get(device as usize);
         let known = cell.map_or(0, |cell| cell.load(Ordering::Relaxed));
         let value = match known {
@@ -87,17 +87,17 @@ impl Column {
         if let Some(cell) = cell.filter(|_| known == 0) {
             cell.store(value, Ordering::Relaxed);
         }
-        let verdict = match value & 3 {
-            1 => Verdict::Matches,
-            2 => Verdict::Differs,
-            _ => Verdict::Failed,
+        let result = match value & 3 {
+            1 => SelectorResult::Matches,
+            2 => SelectorResult::Differs,
+            _ => SelectorResult::Failed,
         };
-        (verdict, value >> 2)
+        (result, value >> 2)
     }
 
     fn evaluate(&self, facts: &DeviceFacts) -> u64 {
         let mut steps = Steps::new(STEPS_PER_EVALUATION);
-        let verdict = match self
+        let result = match self
             .selector
             .as_ref()
             .map(|selector| selector.matches(facts, &mut steps))
@@ -106,10 +106,10 @@ impl Column {
             Ok(Ok(false)) => 2,
             Ok(Err(_)) | Err(_) => 3,
         };
-        verdict | STEPS_PER_EVALUATION.saturating_sub(steps.left()) << 2
+        result | STEPS_PER_EVALUATION.saturating_sub(steps.left()) << 2
     }
 
-    /// Returns why the verdict on a device is [`Verdict::Failed`].
+    /// Returns why the result on a device is [`SelectorResult::Failed`].
     pub(super) fn failure(&self, facts: &DeviceFacts) -> String {
         match &self.selector {
             Err(error) => format!("cannot be compiled: {error}"),
@@ -128,39 +128,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_is_the_same_with_and_without_an_evaluation_before() {
+    fn cached_verdict_equals_evaluated_verdict() {
         let facts = DeviceFacts::new("gpu.example.com", &Device::default());
-        let verdicts = Verdicts::new(1);
+        let results = SelectorResults::new(1);
         for (expression, expected) in [
-            ("device.driver == \"gpu.example.com\"", Verdict::Matches),
-            ("device.driver == \"nic.example.com\"", Verdict::Differs),
+            (
+                "device.driver == \"gpu.example.com\"",
+                SelectorResult::Matches,
+            ),
+            (
+                "device.driver == \"nic.example.com\"",
+                SelectorResult::Differs,
+            ),
             (
                 "device.attributes[\"gpu.example.com\"].model == \"a\"",
-                Verdict::Failed,
+                SelectorResult::Failed,
             ),
-            ("device.", Verdict::Failed),
+            ("device.", SelectorResult::Failed),
         ] {
-            let first = verdicts.column(expression).verdict(0, &facts);
+            let first = results.column(expression).result(0, &facts);
             assert_eq!(first.0, expected, "{expression}");
             assert_eq!(
-                verdicts.column(expression).verdict(0, &facts),
+                results.column(expression).result(0, &facts),
                 first,
                 "{expression}"
             );
         }
-        let failure = verdicts.column("device.").failure(&facts);
+        let failure = results.column("device.").failure(&facts);
         assert!(failure.starts_with("cannot be compiled: "), "{failure}");
     }
 
     #[test]
     fn the_number_of_expressions_is_bounded() {
-        let verdicts = Verdicts::new(1);
+        let results = SelectorResults::new(1);
         for number in 0..=EXPRESSIONS_MAX {
-            verdicts.column(&format!("device.driver == \"{number}\""));
+            results.column(&format!("device.driver == \"{number}\""));
         }
-        assert_eq!(
-            verdicts.by_expression.lock().expect("not poisoned").len(),
-            1
-        );
+        assert_eq!(results.by_expression.lock().expect("not poisoned").len(), 1);
     }
 }

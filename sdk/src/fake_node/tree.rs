@@ -10,29 +10,29 @@ use crate::Problem;
 const LINKS_MAX: usize = 40;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     File(Vec<u8>),
     Dir,
     Link(String),
 }
 
-/// By path relative to the root; the root itself is the empty path.
+/// Entries by path relative to the root; the root itself is the empty path.
 #[derive(Debug)]
-pub(super) struct Tree {
-    /// Where it is mounted, with a slash at the end: absolute links lead below it.
+pub(crate) struct Tree {
+    /// Mount point, with a slash at the end: absolute links lead below it.
     mount: &'static str,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tree {
-    pub(super) fn new(mount: &'static str) -> Self {
+    pub(crate) fn new(mount: &'static str) -> Self {
         Tree {
             mount,
             entries: BTreeMap::new(),
         }
     }
 
-    pub(super) fn insert(&mut self, path: &str, entry: Entry) {
+    pub(crate) fn insert(&mut self, path: &str, entry: Entry) {
         let path = path.trim_matches('/');
         let mut end = 0;
         while let Some(slash) = path[end..].find('/') {
@@ -45,7 +45,7 @@ impl Tree {
     }
 
     /// Removes an entry with its content.
-    pub(super) fn remove(&mut self, path: &str) {
+    pub(crate) fn remove(&mut self, path: &str) {
         let path = path.trim_matches('/');
         let inside: Vec<_> = self.inside(path).map(|(path, _)| path.clone()).collect();
         for path in inside.iter().map(String::as_str).chain([path]) {
@@ -60,12 +60,12 @@ impl Tree {
     }
 
     /// Returns the paths of all entries of this name.
-    pub(super) fn paths_of(&self, name: &str) -> Vec<String> {
+    pub(crate) fn paths_of(&self, name: &str) -> Vec<String> {
         let is_named = |path: &&String| path.rsplit('/').next() == Some(name);
         self.entries.keys().filter(is_named).cloned().collect()
     }
 
-    pub(super) fn get(&self, path: &str) -> Option<&Entry> {
+    pub(crate) fn get(&self, path: &str) -> Option<&Entry> {
         if path.is_empty() {
             Some(&Entry::Dir)
         } else {
@@ -74,7 +74,7 @@ impl Tree {
     }
 
     /// Resolves the links of a path, including the last one if requested.
-    pub(super) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
+    pub(crate) fn resolve(&self, path: &str, follow_last: bool) -> Result<String, Problem> {
         let mut todo: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();
         let mut links = 0;
@@ -116,7 +116,7 @@ impl Tree {
         Ok(done.join("/"))
     }
 
-    pub(super) fn read(&self, path: &str) -> Result<&[u8], Problem> {
+    pub(crate) fn read(&self, path: &str) -> Result<&[u8], Problem> {
         match self.get(&self.resolve(path, true)?) {
             Some(Entry::File(content)) => Ok(content),
             _ => Err(Problem::invalid(
@@ -126,7 +126,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn read_link(&self, path: &str) -> Result<String, Problem> {
+    pub(crate) fn read_link(&self, path: &str) -> Result<String, Problem> {
         match self.get(&self.resolve(path, false)?) {
             Some(Entry::Link(_)) => self.resolve(path, true),
             _ => Err(Problem::invalid(
@@ -136,7 +136,7 @@ impl Tree {
         }
     }
 
-    pub(super) fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
         let resolved = self.resolve(path, true)?;
         match self.get(&resolved) {
             Some(Entry::Dir) => Ok(self.names(&resolved)),
@@ -186,7 +186,7 @@ impl Tree {
     }
 
     /// Paths as a walk from the root sees them, links kept.
-    pub(super) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         matcher(pattern)?;
         let segments: Vec<_> = pattern.split('/').collect();
         let mut found = Vec::new();
@@ -252,7 +252,7 @@ fn after_content(directory: &str) -> String {
 }
 
 /// Compiles a glob by the host's rules.
-pub(super) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
+pub(crate) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
     let compiled =
         compile(glob).map_err(|why| Problem::invalid("bad-glob", format!("{glob:?}: {why}")))?;
     Ok(compiled.compile_matcher())
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_found_through_links_that_leave_their_directory() {
+    fn files_are_read_through_links() {
         assert_eq!(
             tree().read("bus/pci/devices/0000:00:01.0/vendor").unwrap(),
             b"0x1af4"
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_returned_as_the_path_of_its_target() {
+    fn link_is_returned_as_target_path() {
         let tree = tree();
         let device = tree.read_link("bus/pci/devices/0000:00:01.0").unwrap();
         assert_eq!(device, "devices/pci0000:00/0000:00:01.0");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_see_what_is_behind_links_under_the_name_they_asked_for() {
+    fn globs_follow_links_under_requested_name() {
         let found = tree().glob("bus/pci/devices/*/drm/*/dev").unwrap();
         assert_eq!(found, ["bus/pci/devices/0000:00:01.0/drm/card0/dev"]);
         assert_eq!(
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_found() {
+    fn missing_path_is_not_found() {
         for path in ["nowhere", "devices/pci0000:00/0000:00:01.0/vendor/x"] {
             assert_eq!(
                 tree().read(path).unwrap_err().kind,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_out_of_the_tree_and_a_circle_of_links_are_refused() {
+    fn escaping_and_circular_links_are_refused() {
         let mut tree = tree();
         tree.insert("out", Entry::Link("../etc/shadow".into()));
         tree.insert("a", Entry::Link("b".into()));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_entry_refuses_to_be_read_as_another() {
+    fn wrong_entry_kind_is_refused() {
         let tree = tree();
         assert_eq!(tree.read("bus/pci").unwrap_err().code, "not-a-file");
         assert_eq!(tree.read_link("bus/pci").unwrap_err().code, "not-a-link");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_of_the_directory_alone_however_they_sort() {
+    fn directory_lists_only_its_entries() {
         let mut tree = Tree::new("/sys/");
         for path in ["a/x/y/z", "a/x-1", "a/x.1/y", "a/x0", "a-b/c", "a0"] {
             tree.insert(path, Entry::Dir);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_takes_its_content_along_and_leaves_its_neighbours() {
+    fn removal_takes_only_own_content() {
         let mut tree = tree();
         tree.insert("devices/pci0000:00/0000:00:01.01", Entry::Dir);
         tree.remove("devices/pci0000:00/0000:00:01.0");

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::{Instant, timeout_at};
 
 use super::RecordedValues;
-use super::records::Records;
 use crate::driver::Call;
 use crate::driver::values::Audited;
 use crate::sysfs::Fate;
@@ -18,16 +17,16 @@ use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Put
 /// The outcome for values, with the locks of their paths. Keep the locks until the end of the claim is durable: another claim that ends
 /// meanwhile would hand its value down to one that has been restored already.
 #[derive(Default)]
-pub(in crate::manager::claims) struct Restored {
-    pub(in crate::manager::claims) values: Vec<PutBack>,
-    pub(in crate::manager::claims) locks: PathLocks,
+pub(crate) struct Restored {
+    pub(crate) values: Vec<PutBack>,
+    pub(crate) locks: PathLocks,
 }
 
-/// By path.
-pub(in crate::manager::claims) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
+/// Locks of values, by path.
+pub(crate) type PathLocks = BTreeMap<String, Vec<LockGuard<String>>>;
 
-/// How the values of all claims of a request are restored.
-pub(in crate::manager::claims) struct RestoreRequest<'a> {
+/// Settings with which the values of all claims of a request are restored.
+pub(crate) struct RestoreRequest<'a> {
     request: &'a str,
     deadline: Instant,
     /// Only finds out what would be restored.
@@ -36,7 +35,7 @@ pub(in crate::manager::claims) struct RestoreRequest<'a> {
 
 impl<'a> RestoreRequest<'a> {
     /// Within the time that a call of a driver may take.
-    pub(in crate::manager::claims) fn of(call: &'a Call) -> Self {
+    pub(crate) fn of(call: &'a Call) -> Self {
         Self {
             request: &call.request_id,
             deadline: Instant::now() + call.deadline,
@@ -44,7 +43,7 @@ impl<'a> RestoreRequest<'a> {
         }
     }
 
-    pub(in crate::manager::claims) fn preview(call: &'a Call) -> Self {
+    pub(crate) fn preview(call: &'a Call) -> Self {
         Self {
             preview: true,
             ..Self::of(call)
@@ -55,7 +54,7 @@ impl<'a> RestoreRequest<'a> {
 impl RecordedValues {
     /// Restores the values that `drivers` changed for a claim, the newest first. Values that are not reached before the deadline, and
     /// those that other drivers which stay with the claim changed since, are left.
-    pub(in crate::manager::claims) async fn restore(
+    pub(crate) async fn restore(
         &self,
         claim: &ObjectRef,
         drivers: impl Fn(&DriverName) -> bool,
@@ -128,12 +127,14 @@ impl RecordedValues {
 
     /// Makes it durable that values are about to be restored: after a crash they may be restored or not.
     async fn intend_restore(&self, uid: &Uid, drivers: impl Fn(&DriverName) -> bool) {
-        let intend = |records: &mut Records| {
-            let changed = records.intend_restore(uid, drivers);
-            changed.then(|| uid.clone()).into_iter().collect()
-        };
         // The values are restored all the same: to lose one, a crash would have to follow at this moment.
-        if let Err(error) = self.commit(Vec::new(), intend).await {
+        if let Err(error) = self
+            .commit(Vec::new(), |records| {
+                let changed = records.intend_restore(uid, drivers);
+                changed.then(|| uid.clone()).into_iter().collect()
+            })
+            .await
+        {
             tracing::warn!(claim_uid = %uid, error = chain(&error), "the intent to restore values is not in the checkpoint");
         }
     }
@@ -167,7 +168,8 @@ fn out_of_time(kept: &KeptValue) -> Problem {
     Problem::unavailable(ProblemCode::PutBackOutOfTime, message)
 }
 
-/// Of a value that is not restored the line has what it would have been restored to, as a refused write has what was refused.
+/// Writes the audit line of a value. For a value that is not restored, the line has the value that the restore would have written, as the
+/// line of a refused write has the refused value.
 fn audit(value: &PutBack, written: Option<&str>, claim: &ObjectRef, request: &str) {
     let line = Audited {
         driver: value.driver.as_str(),

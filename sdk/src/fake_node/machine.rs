@@ -1,10 +1,17 @@
 //! The parts of a machine that a fake node shows: what a snapshot has, device nodes, PCI functions and network interfaces.
 
-use super::*;
+use nodedock_hardware::Entry as Recorded;
+use nodedock_model::grant::Naming;
+use nodedock_model::grant::ceiling::{self, NodeFacts};
+use nodedock_model::rule::is_plain_path;
+
+use super::{Entry, PAGE_CLAIMS, State};
+use crate::facts::{FileInfo, FileKind, NetInterface, NodeInfo, OperationalState, Page};
+use crate::{ClaimRecord, NodeKind, Problem};
 
 /// Snapshots of machines.
 impl State {
-    pub(super) fn add_recorded(&mut self, path: &str, recorded: &Recorded) {
+    pub(crate) fn add_recorded(&mut self, path: &str, recorded: &Recorded) {
         let below_sysfs = path.strip_prefix("/sys/");
         let entry = match recorded {
             Recorded::File(content) => Entry::File(content.clone()),
@@ -26,7 +33,7 @@ impl State {
     }
 
     /// The node that the `uevent` file of a directory describes.
-    pub(super) fn described_node(&self, directory: &str) -> Option<NodeInfo> {
+    pub(crate) fn described_node(&self, directory: &str) -> Option<NodeInfo> {
         let uevent = str::from_utf8(self.sysfs.read(&format!("{directory}/uevent")).ok()?).ok()?;
         let value = |key: &str| {
             let mut lines = uevent.lines().filter_map(|line| line.split_once('='));
@@ -56,7 +63,7 @@ impl State {
 impl State {
     /// Returns how a grant has to name a node; `None`: the host gives it to no driver. A character device whose subsystem the test does not say
     /// counts as one that a glob may name.
-    pub(super) fn node_naming(&self, node: &NodeInfo) -> Option<Naming> {
+    pub(crate) fn node_naming(&self, node: &NodeInfo) -> Option<Naming> {
         let kind = match node.kind {
             NodeKind::Character => nodedock_model::NodeKind::Character,
             NodeKind::Block => nodedock_model::NodeKind::Block,
@@ -96,7 +103,7 @@ fn node_kind(kind: nodedock_hardware::NodeKind) -> NodeKind {
 const MISC_MAJOR: u32 = 10;
 
 /// A node of root with mode 0600.
-pub(super) fn plain_node(path: &str, kind: NodeKind, major: u32, minor: u32) -> NodeInfo {
+pub(crate) fn plain_node(path: &str, kind: NodeKind, major: u32, minor: u32) -> NodeInfo {
     NodeInfo {
         path: path.to_owned(),
         kind,
@@ -109,11 +116,11 @@ pub(super) fn plain_node(path: &str, kind: NodeKind, major: u32, minor: u32) -> 
     }
 }
 
-pub(super) const PCI_DEVICES: &str = "bus/pci/devices";
+pub(crate) const PCI_DEVICES: &str = "bus/pci/devices";
 
 /// PCI functions and network interfaces, as the tree below `/sys` shows them.
 impl State {
-    pub(super) fn page(
+    pub(crate) fn page(
         &self,
         after: Option<&str>,
         is_wanted: impl Fn(&ClaimRecord) -> bool,
@@ -132,7 +139,7 @@ impl State {
         (claims, last.filter(|_| wanted.next().is_some()))
     }
 
-    pub(super) fn with_progress(&self, record: &ClaimRecord) -> ClaimRecord {
+    pub(crate) fn with_progress(&self, record: &ClaimRecord) -> ClaimRecord {
         let mut record = record.clone();
         if let Some(progress) = self.progress.get(&record.claim.id.uid) {
             record.claim.progress.clone_from(progress);
@@ -141,7 +148,7 @@ impl State {
     }
 
     /// The functions that are bound together: for a `vfio` driver the IOMMU group without its bridges.
-    pub(super) fn functions_with(
+    pub(crate) fn functions_with(
         &self,
         address: &str,
         driver: &str,
@@ -162,7 +169,7 @@ impl State {
         self.group_of(address)
     }
 
-    pub(super) fn group_of(&self, address: &str) -> Result<Vec<String>, Problem> {
+    pub(crate) fn group_of(&self, address: &str) -> Result<Vec<String>, Problem> {
         self.sysfs
             .resolve(&format!("{PCI_DEVICES}/{address}"), true)?;
         let group = self
@@ -180,12 +187,12 @@ impl State {
         Ok(group)
     }
 
-    pub(super) fn kernel_driver(&self, function: &str) -> Option<String> {
+    pub(crate) fn kernel_driver(&self, function: &str) -> Option<String> {
         let target = self.sysfs.read_link(&format!("{function}/driver")).ok()?;
         target.rsplit('/').next().map(str::to_owned)
     }
 
-    pub(super) fn set_kernel_driver(&mut self, directory: &str, driver: Option<&str>) {
+    pub(crate) fn set_kernel_driver(&mut self, directory: &str, driver: Option<&str>) {
         let link = format!("{directory}/driver");
         self.sysfs.remove(&link);
         if let Some(driver) = driver {
@@ -195,7 +202,7 @@ impl State {
         }
     }
 
-    pub(super) fn net_interface(&self, name: &str) -> NetInterface {
+    pub(crate) fn net_interface(&self, name: &str) -> NetInterface {
         let text = |file: &str| {
             let content = self
                 .sysfs
@@ -226,7 +233,7 @@ impl State {
         }
     }
 
-    pub(super) fn host_file(&self, path: &str) -> Result<FileInfo, Problem> {
+    pub(crate) fn host_file(&self, path: &str) -> Result<FileInfo, Problem> {
         self.check_host_path(path)?;
         let never = || {
             Problem::denied(
@@ -264,7 +271,7 @@ impl State {
         })
     }
 
-    pub(super) fn check_host_path(&self, path: &str) -> Result<(), Problem> {
+    pub(crate) fn check_host_path(&self, path: &str) -> Result<(), Problem> {
         if !is_plain_path(path) {
             return Err(Problem::invalid(
                 "bad-path",
@@ -274,7 +281,7 @@ impl State {
         self.check_failure(path)
     }
 
-    pub(super) fn check_writes(&self, what: &str) -> Result<(), Problem> {
+    pub(crate) fn check_writes(&self, what: &str) -> Result<(), Problem> {
         let message = || format!("{what} may be changed during prepare and unprepare only");
         if self.writes_refused {
             Err(Problem::denied("not-now", message()))

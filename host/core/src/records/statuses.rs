@@ -5,8 +5,8 @@ use nodedock_model::{
     PreparedDevice, ReportedDevice,
 };
 
-/// Whether something of a claim may be published.
-pub(in crate::manager) fn has_status(record: &ClaimRecord) -> bool {
+/// Returns whether a claim may have a status to publish.
+pub(crate) fn has_status(record: &ClaimRecord) -> bool {
     let prepared = record
         .drivers
         .values()
@@ -20,8 +20,8 @@ pub(in crate::manager) fn has_status(record: &ClaimRecord) -> bool {
             .any(|device| !device.binding.is_empty())
 }
 
-/// What is published of a claim; None if nothing is.
-pub(in crate::manager) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
+/// Returns the device statuses to publish for a claim; None if there are none.
+pub(crate) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
     let held = record
         .drivers
@@ -48,7 +48,8 @@ pub(in crate::manager) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses
     })
 }
 
-/// What is published of a prepared device: what its driver reported, and the condition of the host, if a scheduler waits for it.
+/// Returns the status to publish for a prepared device: the status that its driver reported, and the condition of the host, if a scheduler
+/// waits for it.
 fn status_of(
     record: &ClaimRecord,
     driver: &DriverName,
@@ -59,19 +60,18 @@ fn status_of(
         (&known.pool, &known.device, &known.share_id)
             == (&device.pool, &device.device, &device.share_id)
     });
-    let is_prepared = |kind: &str| kind == BindingConditions::PREPARED;
     let is_awaited = allocated.is_some_and(|known| {
         known
             .binding
             .conditions
             .iter()
-            .any(|kind| is_prepared(kind))
+            .any(|kind| kind == BindingConditions::PREPARED)
     });
     let reported = device.status.iter().flat_map(|status| &status.conditions);
     if !is_awaited
         || reported
             .map(|condition| condition.kind.as_str())
-            .any(is_prepared)
+            .any(|kind| kind == BindingConditions::PREPARED)
     {
         return device.status.clone();
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::manager::claims::values::records::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
+use crate::records::values::records::{VALUES_BYTES_PER_CLAIM_MAX, VALUES_PER_CLAIM_MAX};
 
 fn claim(short: &str) -> ObjectRef {
     ObjectRef::new("default", short, &format!("uid-{short}")).unwrap()
@@ -84,7 +84,7 @@ fn with_write<T>(
 }
 
 #[test]
-fn the_first_value_stays_and_the_last_write_is_what_was_left() {
+fn first_and_last_values_are_kept() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
     scene.write(&["a"], "2");
@@ -96,7 +96,7 @@ fn the_first_value_stays_and_the_last_write_is_what_was_left() {
 }
 
 #[test]
-fn a_write_that_was_not_made_leaves_nothing_behind() {
+fn failed_write_leaves_no_record() {
     let mut scene = Scene::new();
     scene.intend(&["a"], "1").unwrap();
     with_write(&["a"], None, "1", |write| scene.records.settle(write, None));
@@ -108,7 +108,7 @@ fn a_write_that_was_not_made_leaves_nothing_behind() {
 }
 
 #[test]
-fn after_a_crash_the_value_now_is_taken_for_the_last_write() {
+fn current_value_counts_after_a_crash() {
     let mut scene = Scene::new();
     scene.intend(&["a"], "on").unwrap();
     // It was made, the kernel shows it in its own way, and the daemon died.
@@ -136,9 +136,9 @@ enum Step {
     Kept(&'static str, &'static str, &'static str),
 }
 
-/// In the end as if no claim had been: the later of several claims restores the value of the earlier one or inherits it.
+/// The final value is as if no claim had existed: the later of several claims restores the value of the earlier one, or inherits it.
 #[test]
-fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() {
+fn values_are_restored_in_any_order() {
     use Step::{Kept, LeftTo, Other, Restored, Value, Write};
     let histories: [&[Step]; 7] = [
         &[
@@ -225,9 +225,10 @@ fn claims_that_changed_a_value_restore_it_in_whatever_order_they_are_released() 
     }
 }
 
-/// What the heir has been restored to before it inherits is its own doing; before that it would be another program's.
+/// A claim that inherits knows the value to which its own restore may have set the file before. Without such a restore, that value counts
+/// as another program's.
 #[test]
-fn an_heir_that_may_have_been_restored_already_knows_that_value_too() {
+fn inheriting_claim_knows_its_pending_restore() {
     for restoring in [false, true] {
         let mut scene = Scene::new();
         scene.write(&["a"], "1");
@@ -257,7 +258,7 @@ fn an_heir_that_may_have_been_restored_already_knows_that_value_too() {
 }
 
 #[test]
-fn a_device_that_was_plugged_in_again_starts_again() {
+fn replugged_device_starts_a_new_record() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
     let claims = [claim("a")];
@@ -291,7 +292,7 @@ fn values_of_another_boot_are_void() {
 }
 
 #[test]
-fn values_of_a_claim_are_bounded_in_number_and_bytes() {
+fn values_of_claim_are_bounded() {
     let claims = [claim("a")];
     let driver = driver();
     let intend = |records: &mut Records, path: &str, value: &str| {
@@ -321,7 +322,7 @@ fn values_of_a_claim_are_bounded_in_number_and_bytes() {
 }
 
 #[test]
-fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
+fn later_driver_inherits_original_value() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
     let (uid, later) = (claim("a").uid, DriverName::new("fan.example.com").unwrap());
@@ -351,7 +352,7 @@ fn of_two_drivers_of_a_claim_the_later_inherits_what_the_earlier_found() {
 }
 
 #[test]
-fn what_one_driver_unprepared_ends_and_the_rest_of_the_claim_stays() {
+fn unprepare_ends_one_drivers_values() {
     let mut scene = Scene::new();
     scene.write(&["a"], "1");
     let other = DriverName::new("fan.example.com").unwrap();
@@ -380,7 +381,7 @@ fn what_one_driver_unprepared_ends_and_the_rest_of_the_claim_stays() {
 }
 
 #[test]
-fn progress_is_replaced_dropped_and_ends_with_its_claim() {
+fn progress_ends_with_its_claim() {
     let mut records = Records::new(Vec::new(), "boot-1");
     let (one, uid) = (claim("one"), claim("one").uid);
     assert_eq!(records.set_progress(&one, &driver(), b"a".to_vec()), b"");
@@ -399,7 +400,7 @@ fn progress_is_replaced_dropped_and_ends_with_its_claim() {
 }
 
 #[test]
-fn progress_outlives_a_boot_and_values_do_not() {
+fn progress_outlives_reboot_unlike_values() {
     let mut scene = Scene::new();
     scene.write(&["one"], "1");
     scene
@@ -415,7 +416,7 @@ fn progress_outlives_a_boot_and_values_do_not() {
 }
 
 #[test]
-fn the_value_before_is_that_of_the_first_write_of_the_call_s_claims() {
+fn previous_value_precedes_first_write() {
     let mut scene = Scene::new();
     scene.write(&["one"], "1");
     scene.write(&["one"], "2");

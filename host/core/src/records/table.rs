@@ -7,10 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::manager::index::Index;
+use parking_lot::Mutex;
+
+use super::index::Index;
+use crate::driver::PreparedClaims;
 use nodedock_model::{
-    ClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName, ObjectRef, PodRecord,
-    ReleaseRecord, Uid,
+    ClaimRecord, DriverClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName,
+    ObjectRef, PodRecord, ReleaseRecord, Uid,
 };
 
 /// Records of released claims, the newest: years of manual releases.
@@ -22,16 +25,16 @@ pub struct ClaimTable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
     by_name: BTreeMap<(ObjectName, ObjectName), Uid>,
-    /// What claims keep from others.
+    /// Holds of claims, which exclude other claims.
     held: HeldKeys<Uid>,
-    /// By `driver/pool/device`; claims with admin access, which exclude no claim, are among them.
+    /// Claims by `driver/pool/device`, including claims with admin access, which exclude no claim.
     users: Index<String>,
-    /// By what several devices or claims use (`Use::of`).
+    /// Claims by the counters and capacities that several devices or claims use (`Use::of`).
     things: Index<String>,
     claims_of_pods: Index<Uid>,
     /// Every pod that has a record or a claim, by namespace and name.
     known_pods: BTreeSet<ObjectRef>,
-    /// By digest of a driver's file, claims of which it prepared a part, or was called to.
+    /// Claims by digest of the driver file that prepared a part of them, or was called to.
     prepared_by: Index<String>,
     /// UIDs of claims whose records this release cannot read. Another may, so their files, values and code stay.
     unreadable: BTreeSet<String>,
@@ -68,7 +71,7 @@ impl ClaimTable {
         }
     }
 
-    /// Whether there is a record of a claim, readable or not.
+    /// Returns whether there is a record of a claim, readable or not.
     pub fn is_known(&self, uid: &str) -> bool {
         self.claims.contains_key(uid) || self.unreadable.contains(uid)
     }
@@ -108,11 +111,10 @@ impl ClaimTable {
             name: name.clone(),
             uid: first,
         };
-        let named = |pod: &&ObjectRef| pod.namespace == *namespace && pod.name == *name;
         // No UID sorts before "0".
         self.known_pods
             .range(from..)
-            .take_while(named)
+            .take_while(|pod| pod.namespace == *namespace && pod.name == *name)
             .cloned()
             .collect()
     }
@@ -120,13 +122,14 @@ impl ClaimTable {
     /// The pod of a UID, if it has a record or a claim.
     pub fn pod_ref(&self, uid: &Uid) -> Option<ObjectRef> {
         let of_record = self.pods.get(uid).map(|record| &record.pod);
-        let of_claim = || {
-            self.found(self.claims_of_pods.get(uid))
-                .next()?
-                .pods
-                .get(uid)
-        };
-        of_record.or_else(of_claim).cloned()
+        of_record
+            .or_else(|| {
+                self.found(self.claims_of_pods.get(uid))
+                    .next()?
+                    .pods
+                    .get(uid)
+            })
+            .cloned()
     }
 
     /// Claims that a pod holds, in the order in which operations lock them.
@@ -152,12 +155,12 @@ impl ClaimTable {
         self.found(self.users.range(from..to).into_iter())
     }
 
-    /// Whether a claim has a device of a driver, or may have, as any that cannot be read.
+    /// Returns whether a claim has a device of a driver, or may have: any claim that cannot be read may.
     pub fn has_claims_of(&self, driver: &DriverName) -> bool {
         !self.unreadable.is_empty() || self.claims_of_driver(driver).next().is_some()
     }
 
-    /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
+    /// Returns whether a claim was prepared by the driver file of a digest, or may have been: any claim that cannot be read may.
     pub fn needs_code(&self, digest: &str) -> bool {
         self.prepared_by.contains(digest) || !self.unreadable.is_empty()
     }
@@ -184,7 +187,7 @@ impl ClaimTable {
     }
 
     /// Claims whose devices use a thing (`Use::of`).
-    pub(super) fn users_of_thing(&self, thing: &str) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+    pub(crate) fn users_of_thing(&self, thing: &str) -> impl Iterator<Item = &Arc<ClaimRecord>> {
         self.found(self.things.get(thing))
     }
 
@@ -195,7 +198,7 @@ impl ClaimTable {
         uids.filter_map(|uid| self.claims.get(uid))
     }
 
-    /// What pods have of device plugins without an adapter, by resource.
+    /// Returns the devices that pods have of device plugins without an adapter, by resource.
     pub fn taken_of_plugins(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
         for claim in self.claims().filter(|claim| claim.is_of_plugin()) {
@@ -271,17 +274,18 @@ impl ClaimTable {
         pods: &'a BTreeSet<Uid>,
         except: &[Uid],
     ) -> Vec<&'a Uid> {
-        let only = |pod: &&Uid| {
-            self.claims_of_pods
-                .get(*pod)
-                .all(|claim| except.contains(claim))
-        };
-        pods.iter().filter(only).collect()
+        pods.iter()
+            .filter(|pod| {
+                self.claims_of_pods
+                    .get(*pod)
+                    .all(|claim| except.contains(claim))
+            })
+            .collect()
     }
 
     /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds. `made_for`: the claim is for an extended resource of a
     /// pod, whose claims for that resource do not exclude each other: an init container leaves its devices to those after it.
-    pub(in crate::manager) fn conflict(
+    pub(crate) fn conflict(
         &self,
         uid: &Uid,
         made_for: Option<(&ExtendedResource, &Uid)>,
@@ -293,12 +297,11 @@ impl ClaimTable {
                 .find_map(|hold| self.held.in_the_way(Some(uid), hold));
             return found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)));
         }
-        let is_other = |holder: &ClaimRecord| holder.made_for() != made_for;
         holds.iter().find_map(|hold| {
             let others = self.held.all_in_the_way(Some(uid), hold).into_iter();
             let mut others =
                 others.filter_map(|(holder, key)| Some((self.claims.get(holder)?, key)));
-            others.find(|(holder, _)| is_other(holder))
+            others.find(|(holder, _)| holder.made_for() != made_for)
         })
     }
 
@@ -310,7 +313,7 @@ impl ClaimTable {
     }
 
     /// The oldest released claims, beyond the bound, if `new` is released now.
-    pub(super) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
+    pub(crate) fn outdated_releases(&self, new: &Uid) -> Vec<Uid> {
         let others = self
             .released()
             .into_iter()
@@ -322,7 +325,7 @@ impl ClaimTable {
             .collect()
     }
 
-    pub(super) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
+    pub(crate) fn put_released(&mut self, record: Arc<ReleaseRecord>, outdated: &[Uid]) {
         outdated
             .iter()
             .for_each(|uid| drop(self.released.remove(uid)));
@@ -330,31 +333,76 @@ impl ClaimTable {
     }
 }
 
+/// The table that the manager changes and drivers read as `PreparedClaims`.
+pub type SharedClaimTable = Mutex<ClaimTable>;
+
+impl PreparedClaims for SharedClaimTable {
+    fn after(
+        &self,
+        driver: &DriverName,
+        device: Option<(&str, &str)>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<DriverClaimRecord> {
+        let table = self.lock();
+        let later =
+            |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
+        let prepared = |record: &Arc<ClaimRecord>| called_for(record, driver);
+        match device {
+            None => table
+                .claims_of_driver(driver)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
+            Some((pool, device)) => table
+                .users_of(driver, pool, device)
+                .filter(later)
+                .filter_map(prepared)
+                .take(limit)
+                .collect(),
+        }
+    }
+
+    fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
+        self.lock()
+            .claim(uid)
+            .and_then(|record| called_for(record, driver))
+    }
+}
+
+/// A claim that the driver has prepared, or was called to.
+fn called_for(record: &ClaimRecord, driver: &DriverName) -> Option<DriverClaimRecord> {
+    let part = record.drivers.get(driver)?;
+    let is_called = part.prepared.is_some() || part.by.is_some();
+    is_called.then(|| record.driver_record(driver))?
+}
+
 /// The table's state before changes that are not durable yet.
 #[derive(Default)]
-pub(in crate::manager) struct Undo {
+pub(crate) struct Undo {
     claims: Vec<(Uid, Option<Arc<ClaimRecord>>)>,
     pods: Vec<(Uid, Option<Arc<PodRecord>>)>,
 }
 
 impl Undo {
-    pub(in crate::manager) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
+    pub(crate) fn put(&mut self, table: &mut ClaimTable, record: &Arc<ClaimRecord>) {
         self.claims
             .push((record.id.uid.clone(), table.put(record.clone())));
     }
 
-    pub(in crate::manager) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
+    pub(crate) fn put_pod(&mut self, table: &mut ClaimTable, record: &Arc<PodRecord>) {
         self.pods
             .push((record.pod.uid.clone(), table.put_pod(record.clone())));
     }
 
-    pub(in crate::manager) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
+    pub(crate) fn remove_pod(&mut self, table: &mut ClaimTable, uid: &Uid) {
         self.pods
             .push((uid.clone(), table.remove_pod(uid.as_str())));
     }
 
     /// Undoes the newest change first.
-    pub(in crate::manager) fn restore(self, table: &mut ClaimTable) {
+    pub(crate) fn restore(self, table: &mut ClaimTable) {
         for (uid, before) in self.claims.into_iter().rev() {
             drop(table.remove(&uid));
             before.map(|record| table.put(record));
@@ -389,7 +437,7 @@ fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
         .filter(|digest| !digest.is_empty())
 }
 
-pub(in crate::manager) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
+pub(crate) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
     format!("{driver}/{pool}/{device}")
 }
 
@@ -400,7 +448,7 @@ mod tests {
     use nodedock_model::ClaimState;
 
     #[test]
-    fn each_driver_of_claims_is_listed_once_whatever_its_name() {
+    fn each_driver_is_listed_once() {
         let record = |name: &str, devices: &[&str]| {
             let claim = claim(name, devices, &[&pod("a")]);
             let mut record = ClaimRecord::new(claim.id, ClaimState::Prepared, "boot-1");
