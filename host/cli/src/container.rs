@@ -24,7 +24,7 @@ use nodedock_kube::local::{
     CONSUMER_ANNOTATION, CONTAINER_NAMESPACE as NAMESPACE, CREATOR_ANNOTATION, annotation_of,
 };
 use nodedock_kube::local_client::LocalClient;
-use nodedock_model::ObjectRef;
+use nodedock_model::{Edits, ObjectRef};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -32,7 +32,9 @@ use uuid::Uuid;
 
 use super::local_api::{connect, text};
 use super::output::{print_error, print_text};
-use super::owned_claim::{DAEMON_RETRY, DeviceWait, OwnedClaim};
+use super::owned_claim::{
+    DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
+};
 use super::{Command, Location};
 use nodedockd::app::device_names::{self, ClassDevice};
 
@@ -79,9 +81,6 @@ pub(super) struct ClaimArgs {
 /// A mark of a container.
 #[derive(Args)]
 pub(super) struct MarkArgs {
-    /// Directories of CDI files, by priority
-    #[arg(long)]
-    cdi_dir: Vec<PathBuf>,
     /// The CDI name of the device
     device: String,
 }
@@ -147,7 +146,6 @@ fn read_input() -> Result<Value> {
 /// Claims for the marks of a container, made and prepared.
 struct Marked {
     location: Location,
-    directories: Vec<PathBuf>,
     devices: Vec<(String, ClassDevice)>,
 }
 
@@ -170,6 +168,7 @@ async fn give_devices(
     let wait = DeviceWait {
         most: Some(Duration::from_secs(settings.wait_seconds)),
         is_reported: false,
+        waits_for_missing: false,
     };
     let uses = uses(&client, &marked, container, creator).await?;
     for (number, of) in uses.iter().enumerate() {
@@ -235,10 +234,14 @@ async fn uses(
     if !requests.is_empty() {
         let mut annotations = vec![(CREATOR_ANNOTATION.to_owned(), process)];
         annotations.extend(container.map(|id| (CONTAINER_ANNOTATION.to_owned(), id.to_owned())));
-        let spec = json!({ "devices": { "requests": requests } });
-        let claim = OwnedClaim::make(client, NAMESPACE, "container", &annotations, spec).await;
+        let claim = NewClaim {
+            name: new_name("container"),
+            annotations,
+            labels: Value::Null,
+            spec: json!({ "devices": { "requests": requests } }),
+        };
         uses.push(Use {
-            claim: claim.context("make a claim")?,
+            claim: OwnedClaim::make(client, NAMESPACE, claim).await?,
             consumer: None,
         });
     }
@@ -254,13 +257,11 @@ async fn give(
     wait: DeviceWait,
 ) -> Result<()> {
     let location = &marked.location;
-    let names = of
+    let prepared = of
         .claim
         .prepare(location, client, of.consumer.as_ref(), wait)
         .await?;
-    let is_hook = |name: &String| name.starts_with(device_names::CLAIM_KIND);
-    let names: Vec<_> = names.into_iter().filter(|name| !is_hook(name)).collect();
-    for edits in cdi::edits(&marked.directories, &names)? {
+    for edits in edits(&prepared)? {
         oci::apply(config, &edits)?;
     }
     let id = &of.claim.id;
@@ -274,6 +275,13 @@ async fn give(
     oci::apply(config, &hooks.claim_edits(id, consumer))
 }
 
+/// Returns the container edits of the devices, without the hooks of their claim.
+pub(super) fn edits(prepared: &PreparedDevices) -> Result<Vec<Edits>> {
+    let names = prepared.names.iter();
+    let names = names.filter(|name| !name.starts_with(device_names::CLAIM_KIND));
+    cdi::edits(&prepared.directories, &names.cloned().collect::<Vec<_>>())
+}
+
 /// Takes the marks out of a configuration. `None`: there are none.
 fn take_marks(config: &mut Value) -> Result<Option<Marked>> {
     let marks = oci::take_hooks(config, device_names::STAGE, device_names::is_mark)?;
@@ -283,7 +291,6 @@ fn take_marks(config: &mut Value) -> Result<Option<Marked>> {
             parse_mark(&args).with_context(|| format!("the mark {args:?} of the container"))?;
         let marked = marked.get_or_insert_with(|| Marked {
             location,
-            directories: mark.cdi_dir,
             devices: Vec::new(),
         });
         marked.devices.push(device_names::parse(&mark.device)?);

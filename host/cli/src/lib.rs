@@ -110,10 +110,16 @@ enum Command {
 /// Parses the arguments, executes the command, and returns its exit code.
 pub fn main() -> ExitCode {
     if let Some(arguments) = container::runtime_arguments(std::env::args_os()) {
-        return exit_code(container::runtime_main(&arguments), &Location::default());
+        return exit_code(
+            container::runtime_main(&arguments),
+            &Location::default(),
+            None,
+        );
     }
     let Cli { location, command } = Cli::parse();
-    exit_code(execute(&location, command), &location)
+    let runs_program = matches!(command, Command::RunWith(_) | Command::InternalHold(_));
+    let failed = runs_program.then_some(run_with::FAILED);
+    exit_code(execute(&location, command), &location, failed)
 }
 
 fn execute(location: &Location, command: Command) -> Result<()> {

@@ -1,9 +1,10 @@
 //! Claims of the local API that belong to processes: of `run-with`, and of containers.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nodedock_base::process::Process;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::PROCESS_ANNOTATION;
@@ -12,7 +13,7 @@ use nodedock_model::ObjectRef;
 use nodedock_proto::node::v1;
 use nodedockd::convert;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use super::client::{connect, is_connection_error};
@@ -25,11 +26,15 @@ use super::{CommandError, Location, claim};
 pub(super) const DAEMON_WAIT: Duration = Duration::from_secs(60);
 pub(super) const DAEMON_RETRY: Duration = Duration::from_millis(200);
 
-/// Time after which a wait for devices is reported.
-const WAIT_REPORTED: Duration = Duration::from_secs(2);
+/// Time after which a wait for devices is looked at, doubled up to the second.
+const WAIT_LOOK_MIN: Duration = Duration::from_secs(2);
+const WAIT_LOOK_MAX: Duration = Duration::from_secs(30);
 
 /// Least time for a claim to be decided.
 const DECISION_WAIT: Duration = Duration::from_secs(1);
+
+/// Pause between looks for a decision.
+const DECISION_LOOK: Duration = Duration::from_millis(50);
 
 /// Time that the end of the claim is waited for, so that its devices are free when the caller ends.
 const END_WAIT: Duration = Duration::from_secs(10);
@@ -42,6 +47,16 @@ pub(super) struct OwnedClaim {
     pub(super) id: ObjectRef,
 }
 
+/// A claim to be made.
+pub(super) struct NewClaim {
+    pub(super) name: String,
+    /// Those by which it belongs to processes, and more.
+    pub(super) annotations: Vec<(String, String)>,
+    /// Object or null.
+    pub(super) labels: Value,
+    pub(super) spec: Value,
+}
+
 /// Time for which the devices of a claim are waited for.
 #[derive(Clone, Copy)]
 pub(super) struct DeviceWait {
@@ -49,40 +64,67 @@ pub(super) struct DeviceWait {
     pub(super) most: Option<Duration>,
     /// Whether a wait is printed.
     pub(super) is_reported: bool,
+    /// Whether devices are waited for that the machine does not have: of a class that does not exist, or that no selector matches.
+    pub(super) waits_for_missing: bool,
+}
+
+/// Devices of a prepared claim.
+pub(super) struct PreparedDevices {
+    /// CDI names.
+    pub(super) names: Vec<String>,
+    /// Directories of the CDI files that have them.
+    pub(super) directories: Vec<PathBuf>,
+}
+
+/// Returns a name that no other claim has.
+pub(super) fn new_name(prefix: &str) -> String {
+    let id = Uuid::new_v4().simple().to_string();
+    format!("{prefix}-{}", id.get(..NAME_DIGITS).unwrap_or(&id))
 }
 
 impl OwnedClaim {
-    /// Makes a claim of this metadata and spec, with a name that begins with `prefix`; once, also if a daemon that crashes meanwhile does not
-    /// answer that it did.
+    /// Makes a claim; once, also if a daemon that crashes meanwhile does not answer that it did.
+    ///
+    /// # Errors
+    ///
+    /// Another claim has the name; the local API refuses the claim, or is not there for a minute.
     pub(super) async fn make(
         client: &LocalClient,
         namespace: &str,
-        prefix: &str,
-        annotations: &[(String, String)],
-        spec: Value,
+        claim: NewClaim,
     ) -> Result<Self> {
-        let id = Uuid::new_v4().simple().to_string();
-        let name = format!("{prefix}-{}", id.get(..NAME_DIGITS).unwrap_or(&id));
-        let annotations: BTreeMap<_, _> = annotations.iter().cloned().collect();
-        let claim = json!({
+        let name = &claim.name;
+        let annotations: serde_json::Map<_, _> = claim
+            .annotations
+            .into_iter()
+            .map(|(key, value)| (key, value.into()))
+            .collect();
+        let object = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-            "metadata": { "name": name, "annotations": annotations },
-            "spec": spec,
+            "metadata": { "name": name, "annotations": annotations, "labels": claim.labels },
+            "spec": claim.spec,
         });
         let began = Instant::now();
         loop {
-            match client.create(&claim, namespace).await {
+            match client.create(&object, namespace).await {
                 Ok(made) => return Self::of(&made),
                 Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict => {
-                    let made = client.claim(namespace, &name).await?;
-                    return Self::of(&made.context("it is gone already")?);
+                    let known = client.claim(namespace, name).await?;
+                    let known = known.with_context(|| format!("claim {name} is gone already"))?;
+                    let has = |(key, value): (&String, &Value)| {
+                        known["metadata"]["annotations"][key] == *value
+                    };
+                    if !annotations.iter().all(has) {
+                        bail!("there is a claim {namespace}/{name} already");
+                    }
+                    return Self::of(&known);
                 }
                 Err(ObjectError::Api(error))
                     if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
                 {
                     sleep(DAEMON_RETRY).await;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(anyhow::Error::from(error).context("make a claim")),
             }
         }
     }
@@ -140,7 +182,7 @@ impl OwnedClaim {
                 .into_inner();
             client.delete_claim(namespace, name, Some(uid)).await?;
             if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-                anyhow::bail!(problem.message);
+                bail!(problem.message);
             }
             client.until_gone(namespace, name, uid, END_WAIT).await;
             Ok(())
@@ -156,15 +198,14 @@ impl OwnedClaim {
         ));
     }
 
-    /// Waits for the devices, and prepares them for a pod; without one for a pod with the identity of the claim, which needs no object. Returns
-    /// their CDI names.
+    /// Waits for the devices, and prepares them for a pod; without one for a pod with the identity of the claim, which needs no object.
     pub(super) async fn prepare(
         &self,
         location: &Location,
         client: &LocalClient,
         pod: Option<&ObjectRef>,
         wait: DeviceWait,
-    ) -> Result<Vec<String>> {
+    ) -> Result<PreparedDevices> {
         self.wait_for_devices(location, client, wait).await?;
         let pod = pod.unwrap_or(&self.id).clone();
         let request = convert::pod_message(&request_for(pod, vec![self.id.name.clone()]), &[]);
@@ -187,12 +228,19 @@ impl OwnedClaim {
             }
         };
         if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-            anyhow::bail!("claim {} is not prepared: {}", self.name(), problem.message);
+            bail!("claim {} is not prepared: {}", self.name(), problem.message);
         }
         let containers = answer.containers.into_iter();
-        Ok(containers
-            .flat_map(|container| container.cdi_devices)
-            .collect())
+        Ok(PreparedDevices {
+            names: containers
+                .flat_map(|container| container.cdi_devices)
+                .collect(),
+            directories: answer
+                .cdi_directories
+                .into_iter()
+                .map(PathBuf::from)
+                .collect(),
+        })
     }
 
     async fn wait_for_devices(
@@ -202,43 +250,68 @@ impl OwnedClaim {
         wait: DeviceWait,
     ) -> Result<()> {
         let (namespace, name) = (self.id.namespace.as_str(), self.id.name.as_str());
-        let mut allocated = std::pin::pin!(client.until_allocated(namespace, name));
-        let first = wait.most.map_or(WAIT_REPORTED, |most| {
-            most.clamp(DECISION_WAIT, WAIT_REPORTED)
-        });
-        let found = match timeout(first, &mut allocated).await {
-            Ok(found) => found,
-            Err(_) => {
-                let rest = wait.most.map(|most| most.saturating_sub(first));
-                if wait.is_reported && rest != Some(Duration::ZERO) {
-                    let why = self.reason(location).await;
-                    print_error(&format!("waiting for devices: {why}"));
+        let mut allocated = pin!(client.until_allocated(namespace, name));
+        let began = Instant::now();
+        let end = wait.most.map(|most| began + most);
+        let (mut pause, mut shown) = (WAIT_LOOK_MIN, String::new());
+        loop {
+            let next = Instant::now() + pause;
+            let next = end.map_or(next, |end| end.min(next));
+            let look = async {
+                sleep_until(next).await;
+                self.waiting(location).await
+            };
+            let waiting = tokio::select! {
+                biased;
+                found = &mut allocated => {
+                    let gone = || format!("claim {} was deleted", self.name());
+                    return found.map(drop).with_context(gone);
                 }
-                match rest {
-                    None => allocated.await,
-                    Some(rest) => match timeout(rest, allocated).await {
-                        Ok(found) => found,
-                        Err(_) => {
-                            anyhow::bail!("there are no devices: {}", self.reason(location).await)
-                        }
-                    },
+                waiting = look => waiting,
+            };
+            let is_over = end.is_some_and(|end| Instant::now() >= end);
+            match waiting {
+                Ok(Some(waiting)) if is_over || (waiting.never && !wait.waits_for_missing) => {
+                    bail!("there are no devices: {}", reason(&waiting));
                 }
+                // An answer of a daemon that is restarted comes later.
+                Err(error) if is_over => return Err(error.context("wait for devices")),
+                Ok(None) if is_over => bail!("claim {} was not decided in time", self.name()),
+                Ok(Some(waiting)) if wait.is_reported => {
+                    let reason = reason(&waiting);
+                    if reason != shown {
+                        print_error(&format!("waiting for devices: {reason}"));
+                        shown = reason;
+                    }
+                }
+                Ok(_) | Err(_) => {}
             }
-        };
-        if found.is_none() {
-            anyhow::bail!("claim {} was deleted", self.name());
+            pause = (pause * 2).min(WAIT_LOOK_MAX);
         }
-        Ok(())
     }
 
-    /// Returns why it is not allocated.
-    async fn reason(&self, location: &Location) -> String {
-        match claim::waiting(location, &self.name()).await {
-            Ok(Some(waiting)) => waiting.reason,
-            Ok(None) => "it is not decided yet".to_owned(),
-            Err(error) => format!("{error:#}"),
+    /// Returns why it is not allocated. `None`: it is, or that is not decided in time.
+    async fn waiting(&self, location: &Location) -> Result<Option<v1::WaitingClaim>> {
+        let began = Instant::now();
+        loop {
+            match claim::waiting(location, &self.name()).await? {
+                None if began.elapsed() < DECISION_WAIT => sleep(DECISION_LOOK).await,
+                waiting => return Ok(waiting),
+            }
         }
     }
+}
+
+/// Returns why a claim waits, as one sentence.
+fn reason(waiting: &v1::WaitingClaim) -> String {
+    let mut reason = waiting.reason.clone();
+    if !waiting.holders.is_empty() {
+        reason += &format!("; claims with such devices: {}", waiting.holders.join(", "));
+    }
+    if waiting.place > 1 {
+        reason += &format!("; {} claims wait before it", waiting.place - 1);
+    }
+    reason
 }
 
 /// Returns whether the daemon is not there to answer.

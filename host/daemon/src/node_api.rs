@@ -174,6 +174,7 @@ impl Node for NodeApi {
             for container in &mut response.containers {
                 container.cdi_devices.extend(devices.iter().cloned());
             }
+            response.cdi_directories = self.device_names.directories();
         }
         Ok(Response::new(response))
     }
@@ -391,9 +392,11 @@ impl Node for NodeApi {
                 .map(|refused| convert::refused_claim(&refused))
                 .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
-            let waiting = waiting.filter(|(id, _)| is_wanted(request, id));
+            let waiting = (1..)
+                .zip(waiting)
+                .filter(|(_, claim)| is_wanted(request, &claim.id));
             answer.waiting = waiting
-                .map(|(id, why)| convert::waiting_claim(&id, &why))
+                .map(|(place, claim)| convert::waiting_claim(place, claim))
                 .collect();
         }
         Ok(Response::new(answer))

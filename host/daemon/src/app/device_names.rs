@@ -143,12 +143,9 @@ impl Program {
         }
     }
 
-    fn mark(&self, directories: &[PathBuf], kind: &str, device: &str) -> Device {
-        let directories = directories
-            .iter()
-            .map(|directory| format!("--cdi-dir={}", directory.display()));
-        let args = MARK.map(str::to_owned).into_iter().chain(directories);
-        let args = args.chain([format!("{kind}={device}")]);
+    fn mark(&self, kind: &str, device: &str) -> Device {
+        let [container, of_device] = MARK.map(str::to_owned);
+        let args = [container, of_device, format!("{kind}={device}")];
         Device {
             name: device.to_owned(),
             container_edits: Edits {
@@ -160,12 +157,7 @@ impl Program {
 }
 
 /// Returns the files for names, by their own. Pure.
-fn render(
-    daemon: &str,
-    names: &LocalNames,
-    program: &Program,
-    directories: &[PathBuf],
-) -> BTreeMap<String, Vec<u8>> {
+fn render(daemon: &str, names: &LocalNames, program: &Program) -> BTreeMap<String, Vec<u8>> {
     let mut specs = Vec::new();
     for (class, claims) in &names.classes {
         let Some(cdi_class) = cdi_class(class) else {
@@ -175,7 +167,7 @@ fn render(
         let counts = (1..=limit::ALLOCATED_DEVICES_MAX).map(|count| count.to_string());
         let claims = claims.iter().map(|claim| format!("{CLAIM_PREFIX}{claim}"));
         let devices = std::iter::once(ONE.to_owned()).chain(counts).chain(claims);
-        let devices = devices.map(|device| program.mark(directories, &kind, &device));
+        let devices = devices.map(|device| program.mark(&kind, &device));
         specs.push((cdi_class, kind.clone(), devices.collect::<Vec<_>>()));
     }
     let claims = names.of_processes.iter().map(|claim| Device {
@@ -266,13 +258,22 @@ impl DeviceNames {
         })
     }
 
+    /// Returns the directories that runtimes read, by priority, as text.
+    pub fn directories(&self) -> Vec<String> {
+        let shown = self
+            .directories
+            .iter()
+            .map(|directory| directory.display().to_string());
+        shown.collect()
+    }
+
     /// Writes the files of these names, and removes those of others.
     ///
     /// # Errors
     ///
     /// The directory cannot be written.
     pub async fn write(&self, names: &LocalNames) -> Result<()> {
-        let wanted = render(&self.daemon, names, &self.program, &self.directories);
+        let wanted = render(&self.daemon, names, &self.program);
         let mut written = self.written.clone().lock_owned().await;
         let this = self.clone();
         let work = move || {
@@ -340,14 +341,13 @@ impl DeviceNames {
 }
 
 /// Keeps the files as the claims and classes are, without end; without a local API there are none, and those of an earlier run are removed.
-pub(super) async fn keep(
-    names: DeviceNames,
-    claims: Option<LocalClaims>,
-    conditions: Conditions,
-) {
+pub(super) async fn keep(names: DeviceNames, claims: Option<LocalClaims>, conditions: Conditions) {
     let Some(mut listener) = claims.map(|claims| claims.names_listener()) else {
         if let Err(error) = names.write(&LocalNames::default()).await {
-            tracing::warn!(error = format!("{error:#}"), "names of classes for containers stay");
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "names of classes for containers stay"
+            );
         }
         return;
     };
@@ -403,7 +403,7 @@ mod tests {
             ],
             &[],
         );
-        let files = render("d", &names, &program(), &["/etc/cdi".into()]);
+        let files = render("d", &names, &program());
         let known: Vec<_> = files.keys().map(String::as_str).collect();
         assert_eq!(
             known,
@@ -424,7 +424,7 @@ mod tests {
             };
             assert!(is_mark(&hook.args) && !is_claim(&hook.args));
             let name = format!("nodedock.dev/gpu={}", device.name);
-            let rest = ["container", "device", "--cdi-dir=/etc/cdi", &name];
+            let rest = ["container", "device", &name];
             assert_eq!(
                 hook.args[..5],
                 ["nodedock", "--root", "/r", "--socket", "/s"]
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn claims_of_processes_follow_containers() {
         let names = names(&[], &[("default", "run-with-1", "u-1")]);
-        let files = render("d", &names, &program(), &[]);
+        let files = render("d", &names, &program());
         let spec: Spec = serde_json::from_slice(&files["nodedock.dev-d-claim.json"]).unwrap();
         cdi::validate(&spec).unwrap();
         let [device] = &spec.devices[..] else {
