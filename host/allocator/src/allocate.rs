@@ -73,6 +73,8 @@ pub enum NotAllocatedKind {
     Invalid,
     /// The devices that are there and free do not suffice.
     Unsatisfiable,
+    /// The devices that are there do not suffice, were all of them free. Only [`allocate_or_never`] finds it.
+    Never,
     /// A request asks for all devices while a pool is being updated or is invalid.
     PoolNotReady,
     /// A bound was reached before all combinations were tried.
@@ -89,6 +91,41 @@ pub struct Excluded {
     pub device: String,
     /// The reason as text, for example `taint example.com/broken:NoSchedule is not tolerated`.
     pub reason: String,
+    /// UID of a claim that has the device, or its hardware.
+    pub claim: Option<String>,
+}
+
+/// Allocates devices like [`allocate`], and tries a claim that gets none once more as if no other claim had any: its kind is
+/// [`NotAllocatedKind::Never`] if it gets none then either.
+///
+/// # Errors
+///
+/// As [`allocate`].
+pub fn allocate_or_never(
+    inventory: &Inventory,
+    in_use: &InUse,
+    classes: &impl Fn(&str) -> Option<Arc<DeviceClass>>,
+    claim: &ResourceClaim,
+    now: Timestamp,
+    share_ids: &mut dyn FnMut() -> String,
+) -> Result<AllocationResult, NotAllocated> {
+    let bounds = Bounds::default();
+    let result = allocate(inventory, in_use, classes, claim, &bounds, now, share_ids);
+    let Err(refusal) = &result else {
+        return result;
+    };
+    if refusal.kind != NotAllocatedKind::Unsatisfiable {
+        return result;
+    }
+    let free = InUse::default();
+    let alone = allocate(inventory, &free, classes, claim, &bounds, now, share_ids);
+    match alone {
+        Err(alone) if alone.kind == NotAllocatedKind::Unsatisfiable => Err(NotAllocated {
+            kind: NotAllocatedKind::Never,
+            ..refusal.clone()
+        }),
+        _ => result,
+    }
 }
 
 /// Allocates devices of a node to a claim, as the Kubernetes scheduler would.

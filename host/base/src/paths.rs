@@ -7,6 +7,7 @@ use nodedock_model::Uid;
 /// Paths of the daemon's files and sockets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Paths {
+    pub root: PathBuf,
     pub drivers: PathBuf,
     /// Registration sockets of native plugins.
     pub plugins_registry: PathBuf,
@@ -51,6 +52,7 @@ impl Paths {
     /// Returns the default paths below a root.
     pub fn below(root: &Path) -> Self {
         Self {
+            root: root.to_owned(),
             drivers: root.join("var/lib/nodedock/drivers"),
             hardware: root.join("run/nodedock/hardware"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),

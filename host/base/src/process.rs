@@ -3,16 +3,23 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit,
 };
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
+use tokio::time::sleep;
 
 /// Field of `/proc/PID/stat` with the start of the process, in clock ticks since the boot: the 22nd, and the first after the command's name
 /// is the third (proc_pid_stat(5)).
 const START_AFTER_NAME: usize = 22 - 3;
+
+/// Pause between looks at the control group of a container whose first process has ended. The kernel ends the others with it unless the
+/// container has the PID namespace of the node; version 1 of control groups reports nothing.
+const GROUP_LOOK: Duration = Duration::from_millis(200);
 
 /// A process, which no other one is taken for: its number may be given again, its start may not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -24,6 +31,9 @@ pub struct Process {
     pub boot_id: String,
     /// Inode of the namespace that the number belongs to.
     pub pid_namespace: u64,
+    /// Directory of a control group: the process counts as running until no process of the group is left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control_group: Option<PathBuf>,
 }
 
 /// Why the end of a process is not known.
@@ -69,6 +79,47 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
         .ok_or_else(|| io::Error::other("its stat has no start"))
 }
 
+/// Returns the directory of the control group in a file such as `/proc/self/cgroup` (cgroups(7)): of version 2, or of the controller of devices,
+/// with which every container runtime limits a container.
+fn control_group(file: &str) -> io::Result<Option<PathBuf>> {
+    let text = std::fs::read_to_string(file)?;
+    let group = |of: &str, mount: &str| {
+        let path = text.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let is_it = controllers.split(',').any(|controller| controller == of);
+            is_it.then_some(path)
+        })?;
+        let directory = Path::new(mount).join(path.trim_start_matches('/'));
+        directory.is_dir().then_some(directory)
+    };
+    Ok(group("devices", "/sys/fs/cgroup/devices").or_else(|| group("", "/sys/fs/cgroup")))
+}
+
+/// Returns whether a control group or one below it has processes.
+fn has_processes(group: &Path) -> io::Result<bool> {
+    let absent = |error: &io::Error| {
+        // A group that is removed while it is read.
+        error.kind() == io::ErrorKind::NotFound
+            || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+    };
+    match std::fs::read_to_string(group.join("cgroup.procs")) {
+        Ok(processes) if !processes.is_empty() => return Ok(true),
+        Err(error) if !absent(&error) => return Err(error),
+        _ => {}
+    }
+    let below = match std::fs::read_dir(group) {
+        Err(error) if absent(&error) => return Ok(false),
+        below => below?,
+    };
+    for entry in below {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() && has_processes(&entry.path())? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Raises the number of files that this process may have open to the most that it may set. The soft limit is usually 1024, for programs that
 /// use select(2).
 ///
@@ -87,30 +138,86 @@ pub fn raise_open_files_max() -> io::Result<()> {
 }
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     ///
     /// # Errors
     ///
     /// `/proc` is not there.
     pub fn this() -> io::Result<Self> {
-        let pid = getpid().as_raw_nonzero().get();
+        Self::with_number(getpid().as_raw_nonzero().get())
+    }
+
+    /// Returns the process with a number of this process's PID namespace.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process.
+    pub fn with_number(pid: i32) -> io::Result<Self> {
         let start =
-            start_of(pid)?.ok_or_else(|| io::Error::other("/proc does not have this process"))?;
+            start_of(pid)?.ok_or_else(|| io::Error::other(format!("there is no process {pid}")))?;
         Ok(Self {
             pid,
             start,
             boot_id: boot_id()?,
             pid_namespace: own_namespace()?,
+            control_group: None,
         })
     }
 
-    /// Resolves when the process has ended.
+    /// Returns the first process of a container: it has ended when no process of its control group is left. A container in the control group of
+    /// this process has none of its own.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process.
+    pub fn of_container(pid: i32) -> io::Result<Self> {
+        let group = control_group(&format!("/proc/{pid}/cgroup"))?;
+        let is_own = group == control_group("/proc/self/cgroup")?;
+        Ok(Self {
+            control_group: group.filter(|_| !is_own),
+            ..Self::with_number(pid)?
+        })
+    }
+
+    /// Returns whether the process runs, or another one of its control group.
+    ///
+    /// # Errors
+    ///
+    /// `/proc` or the control group cannot be read.
+    pub fn is_running(&self) -> io::Result<bool> {
+        if self.boot_id != boot_id()? {
+            return Ok(false);
+        }
+        let group = self.control_group.as_deref();
+        Ok(start_of(self.pid)? == Some(self.start) || group.map_or(Ok(false), has_processes)?)
+    }
+
+    /// Resolves when the process has ended, and every process of its control group.
     ///
     /// # Errors
     ///
     /// Its end cannot be seen from here.
     pub async fn ended(&self) -> Result<(), ProcessError> {
-        if self.boot_id != boot_id().map_err(|source| self.failed(source))? {
+        self.first_ended().await?;
+        let Some(group) = &self.control_group else {
+            return Ok(());
+        };
+        // A group of another boot is another one.
+        while self.is_of_this_boot()?
+            && has_processes(group).map_err(|source| self.failed(source))?
+        {
+            sleep(GROUP_LOOK).await;
+        }
+        Ok(())
+    }
+
+    fn is_of_this_boot(&self) -> Result<bool, ProcessError> {
+        let boot = boot_id().map_err(|source| self.failed(source))?;
+        Ok(self.boot_id == boot)
+    }
+
+    async fn first_ended(&self) -> Result<(), ProcessError> {
+        if !self.is_of_this_boot()? {
             return Ok(());
         }
         if self.pid_namespace != own_namespace().map_err(|source| self.failed(source))? {

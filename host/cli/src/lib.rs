@@ -3,6 +3,7 @@
 mod adapter;
 mod checkpoint;
 mod claim;
+mod container;
 mod driver;
 mod explain;
 mod get;
@@ -10,6 +11,7 @@ mod local_api;
 mod names;
 mod node;
 mod output;
+mod owned_claim;
 mod pods;
 mod preflight;
 mod record;
@@ -70,6 +72,12 @@ enum Command {
     Claim(claim::ClaimCommand),
     /// Run a program, such as podman, with devices of a DeviceClass of the local API, which are free again when it ends
     RunWith(run_with::RunWithArgs),
+    /// Give devices to containers, as hooks of container tools; `nodedock runtime` does it as an OCI runtime
+    #[command(subcommand)]
+    Container(container::ContainerCommand),
+    /// Run an OCI runtime, such as runc, and give its containers the devices that they name; every argument is the runtime's
+    #[command(disable_help_flag = true)]
+    Runtime,
     /// Print the kubeconfig of the local API, for kubectl and native drivers
     Kubeconfig(local_api::KubeconfigArgs),
     Conform(ConformArgs),
@@ -101,8 +109,17 @@ enum Command {
 
 /// Parses the arguments, executes the command, and returns its exit code.
 pub fn main() -> ExitCode {
+    if let Some(arguments) = container::runtime_arguments(std::env::args_os()) {
+        return exit_code(
+            container::runtime_main(&arguments),
+            &Location::default(),
+            None,
+        );
+    }
     let Cli { location, command } = Cli::parse();
-    exit_code(execute(&location, command), &location)
+    let runs_program = matches!(command, Command::RunWith(_) | Command::InternalHold(_));
+    let failed = runs_program.then_some(run_with::FAILED);
+    exit_code(execute(&location, command), &location, failed)
 }
 
 fn execute(location: &Location, command: Command) -> Result<()> {
@@ -116,6 +133,9 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Claim(command) => block_on(claim::run(location, command)),
         Command::RunWith(args) => block_on(run_with::run(location, args)),
         Command::InternalHold(args) => block_on(run_with::hold(location, args)),
+        Command::Container(command) => block_on(container::run(location, command)),
+        // Its arguments are not parsed here.
+        Command::Runtime => container::runtime_main(&[]),
         Command::Kubeconfig(args) => local_api::kubeconfig(location, args),
         Command::Conform(args) => nodedock_author::conform(args),
         Command::Record(args) => block_on(record::run(location, args)),

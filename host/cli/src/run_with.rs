@@ -7,80 +7,93 @@
 use std::ffi::OsString;
 use std::future::poll_fn;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::task::Poll;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use futures::FutureExt;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::annotation_of;
-use nodedock_kube::local_client::{LocalClient, ObjectError};
-use nodedock_proto::node::v1;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, wait,
 };
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep, timeout};
-use uuid::Uuid;
+use tokio::time::{Instant, sleep};
 
-use super::client::{connect as connect_to_daemon, is_connection_error};
-use super::local_api::{connect, text};
+use super::local_api::connect;
 use super::output::print_error;
-use super::pods::request_for;
-use super::{CommandError, Location, claim};
+use super::owned_claim::{
+    DAEMON_RETRY, DAEMON_WAIT, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
+};
+use super::{CommandError, Location, container};
 use nodedock_base::process::Process;
-use nodedock_model::ObjectRef;
-use nodedockd::convert;
+use nodedock_core::manifest;
 
 /// Tools that take `--device CDI-NAME` behind the command that makes a container.
 const TOOLS: [&str; 3] = ["podman", "docker", "nerdctl"];
 const TOOL_COMMANDS: [&str; 2] = ["run", "create"];
+/// A word before these commands that changes nothing, and one whose commands take no devices.
+const CONTAINER: &str = "container";
+const COMPOSE: &str = "compose";
 
 /// Placeholder for the devices in the arguments of other programs.
 const PLACEHOLDER: &str = "{cdi}";
 /// The devices in the environment of every program, separated by commas.
 const VARIABLE: &str = "NODEDOCK_CDI_DEVICES";
 
-/// Digits, of sixteen, that tell the names of claims apart.
-const NAME_DIGITS: usize = 12;
-
-/// Time for a daemon that is being restarted to answer again.
-const DAEMON_WAIT: Duration = Duration::from_secs(60);
-const DAEMON_RETRY: Duration = Duration::from_millis(200);
-
-/// Time after which a wait for devices is reported.
-const WAIT_REPORTED: Duration = Duration::from_secs(2);
-
-/// Time that the end of the claim is waited for, so that its devices are free when this ends.
-const END_WAIT: Duration = Duration::from_secs(10);
-
-/// Exit code of a shell for a program that cannot be started, and the least one for a program that a signal ended.
-const NOT_STARTED: u8 = 127;
+/// Exit codes as container tools have them: of a failure of this program, of a program that cannot be executed, and of one that is not there; and the
+/// least one of a program that a signal ended.
+pub(super) const FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
 const OF_SIGNALS: i32 = 128;
 
 #[derive(Args)]
 pub(super) struct RunWithArgs {
-    /// DeviceClass of the devices
-    #[arg(long, value_name = "NAME")]
-    class: String,
-    /// Number of devices
+    /// DeviceClass of a device, or of N devices; may be given several times
+    #[arg(long, value_name = "NAME[=N]", required_unless_present = "filename", value_parser = class_count)]
+    class: Vec<ClassCount>,
+    /// Number of devices of each class without one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     count: u32,
     /// CEL expression that each device has to fulfil, such as 'device.capacity["gpu.example.com"].memory.compareTo(quantity("40Gi")) >= 0'; may be given several times
     #[arg(long, value_name = "EXPRESSION")]
     select: Vec<String>,
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
-    namespace: String,
+    /// A ResourceClaim as Kubernetes YAML or JSON, in place of classes
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["class", "count", "select"])]
+    filename: Option<PathBuf>,
+    /// Name of the claim [default: that of the file, or a new one]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Namespace of the claim [default: that of the file, or default]
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
     /// Seconds to wait for the devices [default: as long as it takes]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// The program with its arguments. podman, docker and nerdctl get --device; in others {cdi} is replaced by the devices
+    /// Wait also for what the machine does not have now: a class that does not exist, or devices that no selector matches
+    #[arg(long)]
+    wait_for_missing: bool,
+    /// The program with its arguments. podman, docker and nerdctl get --device, also behind programs such as sudo; in others {cdi} is replaced by the devices
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+/// A DeviceClass, and the number of devices if it is given.
+type ClassCount = (String, Option<u32>);
+
+fn class_count(text: &str) -> Result<ClassCount, String> {
+    let Some((class, count)) = text.split_once('=') else {
+        return Ok((text.to_owned(), None));
+    };
+    match count.parse() {
+        Ok(count @ 1..=32) => Ok((class.to_owned(), Some(count))),
+        _ => Err(format!("{count:?} is no number of devices from 1 to 32")),
+    }
 }
 
 #[derive(Args)]
@@ -95,221 +108,116 @@ pub(super) struct HoldArgs {
 pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     // Before anything is made: what cannot be started has no use for a device.
     with_devices(&args.program, &[])?;
-    let client = connect(location).await?;
     let process = Process::this().context("identify this process")?;
+    let (namespace, new) = new_claim(&args, &process)?;
+    let client = connect(location).await?;
     let mut signals = StopSignals::new()?;
-    let claim = Owned::make(&client, &args, &process)
-        .await
-        .context("make a claim")?;
+    let claim = OwnedClaim::make(&client, &namespace, new).await?;
+    let wait = DeviceWait {
+        most: args.timeout.map(Duration::from_secs),
+        is_reported: true,
+        waits_for_missing: args.wait_for_missing,
+    };
     let prepared = tokio::select! {
-        prepared = prepare(location, &client, &args, &claim) => prepared,
+        prepared = claim.prepare(location, &client, None, wait) => prepared,
         signal = signals.received() => {
             Err(CommandError::Ended { code: exit_code(OF_SIGNALS + signal.as_raw()) }.into())
         }
     };
+    let mut own = vec![process.pid];
     let ended = match prepared {
-        Ok(devices) => run_program(location, &args, &claim, &devices, signals).await,
+        Ok(prepared) => run_program(location, &args, &claim, &prepared, signals, &mut own).await,
         Err(error) => Err(error),
     };
-    claim.end(location, &client).await;
+    match claim.has_others(&client, &own).await {
+        // The daemon ends it with the last container.
+        Ok(true) => {}
+        Ok(false) => claim.end(location, &client).await,
+        Err(error) => print_error(&format!(
+            "warning: the daemon ends claim {}: {error:#}",
+            claim.name()
+        )),
+    }
     match ended? {
         0 => Ok(()),
         code => Err(CommandError::Ended { code }.into()),
     }
 }
 
-fn claim_for(name: &str, args: &RunWithArgs, process: &Process) -> Value {
-    let selectors = args
+/// Returns the claim of the arguments, and its namespace.
+fn new_claim(args: &RunWithArgs, process: &Process) -> Result<(String, NewClaim)> {
+    let file = args
+        .filename
+        .as_deref()
+        .map(claim_of)
+        .transpose()?
+        .unwrap_or_default();
+    let metadata = &file["metadata"];
+    let given = |argument: &Option<String>, field: &str| {
+        let of_file = metadata[field].as_str().map(str::to_owned);
+        argument.clone().or(of_file)
+    };
+    let mut annotations = vec![annotation_of(process)];
+    for (key, value) in metadata["annotations"].as_object().into_iter().flatten() {
+        annotations.extend(value.as_str().map(|value| (key.clone(), value.to_owned())));
+    }
+    let claim = NewClaim {
+        name: given(&args.name, "name").unwrap_or_else(|| new_name("run-with")),
+        annotations,
+        labels: metadata["labels"].clone(),
+        spec: if file.is_null() {
+            spec_of(args)
+        } else {
+            file["spec"].clone()
+        },
+    };
+    Ok((
+        given(&args.namespace, "namespace").unwrap_or_else(|| "default".to_owned()),
+        claim,
+    ))
+}
+
+/// Returns the claim of a file, which has no other object.
+fn claim_of(path: &Path) -> Result<Value> {
+    let shown = path.display();
+    let mut documents = manifest::documents(path).with_context(|| format!("read {shown}"))?;
+    match (documents.pop(), documents.is_empty()) {
+        (Some(claim), true) if claim["kind"] == "ResourceClaim" => Ok(claim),
+        _ => bail!("{shown} is not one ResourceClaim"),
+    }
+}
+
+fn spec_of(args: &RunWithArgs) -> Value {
+    let selectors: Vec<_> = args
         .select
         .iter()
-        .map(|expression| json!({ "cel": { "expression": expression } }));
-    let exactly = json!({
-        "deviceClassName": args.class, "allocationMode": "ExactCount", "count": args.count,
-        "selectors": selectors.collect::<Vec<_>>(),
-    });
-    let (key, value) = annotation_of(process);
-    json!({
-        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-        "metadata": { "name": name, "annotations": { key: value } },
-        "spec": { "devices": { "requests": [{ "name": "devices", "exactly": exactly }] } },
-    })
-}
-
-/// The claim of this run.
-struct Owned {
-    id: ObjectRef,
-}
-
-impl Owned {
-    /// Makes it once, also if a daemon that crashes meanwhile does not say that it did.
-    async fn make(client: &LocalClient, args: &RunWithArgs, process: &Process) -> Result<Self> {
-        let id = Uuid::new_v4().simple().to_string();
-        let name = format!("run-with-{}", id.get(..NAME_DIGITS).unwrap_or(&id));
-        let claim = claim_for(&name, args, process);
-        let began = Instant::now();
-        loop {
-            match client.create(&claim, &args.namespace).await {
-                Ok(made) => return Self::new(&made),
-                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict => {
-                    let made = client.claim(&args.namespace, &name).await?;
-                    return Self::new(&made.context("it is gone already")?);
-                }
-                Err(ObjectError::Api(error))
-                    if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
-                {
-                    sleep(DAEMON_RETRY).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn new(made: &Value) -> Result<Self> {
-        let id = ObjectRef::new(
-            metadata(made, "namespace"),
-            metadata(made, "name"),
-            metadata(made, "uid"),
-        );
-        Ok(Self {
-            id: id.context("the local API named the claim wrongly")?,
-        })
-    }
-
-    /// Returns the pod for which the claim is prepared. It needs no object: the claim's own UID makes it unique.
-    fn pod(&self) -> ObjectRef {
-        self.id.clone()
-    }
-
-    fn name(&self) -> String {
-        format!("{}/{}", self.id.namespace, self.id.name)
-    }
-
-    /// Ends it. What fails here is done by the daemon, since the processes have ended.
-    async fn end(&self, location: &Location, client: &LocalClient) {
-        let (namespace, name, uid) = (
-            self.id.namespace.as_str(),
-            self.id.name.as_str(),
-            self.id.uid.as_str(),
-        );
-        let work = async {
-            let pod = Some(v1::ObjectRef {
-                uid: uid.to_owned(),
-                ..Default::default()
-            });
-            let mut daemon = connect_to_daemon(location).await?;
-            let answer = daemon
-                .unprepare_pod(v1::UnpreparePodRequest { pod })
-                .await?
-                .into_inner();
-            client.delete_claim(namespace, name, Some(uid)).await?;
-            if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-                anyhow::bail!(problem.message);
-            }
-            client.until_gone(namespace, name, uid, END_WAIT).await;
-            Ok(())
-        };
-        let failed = match timeout(END_WAIT, work).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the daemon did not answer in time".to_owned(),
-        };
-        print_error(&format!(
-            "warning: claim {} is left to the daemon: {failed}",
-            self.name()
-        ));
-    }
-}
-
-fn metadata<'a>(made: &'a Value, field: &str) -> &'a str {
-    text(made, &format!("/metadata/{field}"))
-}
-
-/// Waits for the devices, and prepares them. Returns their CDI names.
-async fn prepare(
-    location: &Location,
-    client: &LocalClient,
-    args: &RunWithArgs,
-    claim: &Owned,
-) -> Result<Vec<String>> {
-    let (namespace, name) = (claim.id.namespace.as_str(), claim.id.name.as_str());
-    let mut allocated = std::pin::pin!(client.until_allocated(namespace, name));
-    let most = args.timeout.map(Duration::from_secs);
-    let first = most.map_or(WAIT_REPORTED, |most| most.min(WAIT_REPORTED));
-    let found = match timeout(first, &mut allocated).await {
-        Ok(found) => found,
-        Err(_) => {
-            let why = reason(location, claim).await;
-            let rest = most.map(|most| most.saturating_sub(first));
-            if rest != Some(Duration::ZERO) {
-                print_error(&format!("waiting for devices: {why}"));
-            }
-            match rest {
-                None => allocated.await,
-                Some(rest) => match timeout(rest, allocated).await {
-                    Ok(found) => found,
-                    Err(_) => {
-                        anyhow::bail!("there are no devices: {}", reason(location, claim).await)
-                    }
+        .map(|expression| json!({ "cel": { "expression": expression } }))
+        .collect();
+    let requests = args
+        .class
+        .iter()
+        .enumerate()
+        .map(|(number, (class, count))| {
+            json!({
+                "name": format!("devices-{number}"),
+                "exactly": {
+                    "deviceClassName": class, "allocationMode": "ExactCount",
+                    "count": count.unwrap_or(args.count), "selectors": selectors,
                 },
-            }
-        }
-    };
-    if found.is_none() {
-        anyhow::bail!("claim {} was deleted", claim.name());
-    }
-    let request = convert::pod_message(&request_for(claim.pod(), vec![claim.id.name.clone()]), &[]);
-    let began = Instant::now();
-    let answer = loop {
-        // A request may be repeated at any time.
-        let answer = match connect_to_daemon(location).await {
-            Ok(mut daemon) => daemon
-                .prepare_pod(request.clone())
-                .await
-                .map_err(anyhow::Error::from),
-            Err(error) => Err(error.into()),
-        };
-        match answer {
-            Ok(answer) => break answer.into_inner(),
-            Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => {
-                sleep(DAEMON_RETRY).await
-            }
-            Err(error) => return Err(error),
-        }
-    };
-    if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
-        anyhow::bail!(
-            "claim {} is not prepared: {}",
-            claim.name(),
-            problem.message
-        );
-    }
-    Ok(answer
-        .containers
-        .into_iter()
-        .flat_map(|container| container.cdi_devices)
-        .collect())
+            })
+        });
+    json!({ "devices": { "requests": requests.collect::<Vec<_>>() } })
 }
 
-fn is_away(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(CommandError::Unreachable { .. }))
-        || error.downcast_ref().is_some_and(is_connection_error)
-}
-
-async fn reason(location: &Location, claim: &Owned) -> String {
-    let waiting = claim::waiting(location, &claim.name()).await;
-    waiting.ok().flatten().map_or_else(
-        || "it is not decided yet".to_owned(),
-        |waiting| waiting.reason,
-    )
-}
-
-/// Runs the program, and waits for it and for what it left behind. Returns its exit code.
+/// Runs the program, and waits for it and, unless it is a container tool, for what it left behind. Returns its exit code, and adds its number to
+/// `own`.
 async fn run_program(
     location: &Location,
     args: &RunWithArgs,
-    claim: &Owned,
-    devices: &[String],
+    claim: &OwnedClaim,
+    prepared: &PreparedDevices,
     mut signals: StopSignals,
+    own: &mut Vec<i32>,
 ) -> Result<u8> {
     set_child_subreaper(Some(getpid()))
         .context("become the parent of what the program leaves behind")?;
@@ -325,9 +233,17 @@ async fn run_program(
         claim.id.uid.as_str(),
         "--",
     ]);
+    let devices = &prepared.names;
     program
         .args(with_devices(&args.program, devices)?)
         .env(VARIABLE, devices.join(","));
+    // The claim follows the containers of a container tool, which leaves processes of its own behind.
+    let is_tool = tool_at(&args.program)?.is_some();
+    if !is_tool {
+        // A program that runs outside a container has the nodes already, and not the variables.
+        let edits = container::edits(prepared)?;
+        program.envs(edits.into_iter().flat_map(|edits| edits.env));
+    }
     if let Some(signal) = signals.received().now_or_never() {
         // One that came while the devices were prepared.
         return Ok(exit_code(OF_SIGNALS + signal.as_raw()));
@@ -337,7 +253,8 @@ async fn run_program(
         .ok()
         .and_then(Pid::from_raw)
         .context("the program has no number")?;
-    let mut all = tokio::task::spawn_blocking(move || wait_for_all(pid));
+    own.push(pid.as_raw_nonzero().get());
+    let mut all = tokio::task::spawn_blocking(move || wait_for(pid, !is_tool));
     loop {
         tokio::select! {
             ended = &mut all => return ended.context("wait for the program"),
@@ -430,19 +347,22 @@ fn children() -> std::io::Result<Vec<Pid>> {
 }
 
 fn exit_code(of: i32) -> u8 {
-    u8::try_from(of).unwrap_or(NOT_STARTED)
+    u8::try_from(of).unwrap_or(FAILED)
 }
 
-/// Waits until there is no child any more, and returns the exit code of one.
-fn wait_for_all(program: Pid) -> u8 {
-    let mut code = NOT_STARTED;
+/// Waits for a child, or until there is no child any more, and returns the exit code of the one.
+fn wait_for(program: Pid, waits_for_all: bool) -> u8 {
+    let mut code = FAILED;
     loop {
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == program => {
                 let ended = status.exit_status().or(status
                     .terminating_signal()
                     .map(|signal| OF_SIGNALS + signal));
-                code = ended.map_or(NOT_STARTED, exit_code);
+                code = ended.map_or(FAILED, exit_code);
+                if !waits_for_all {
+                    return code;
+                }
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return code,
@@ -457,7 +377,8 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
     loop {
         let added = match connect(location).await {
             Ok(client) => {
-                let annotation = [annotation_of(&process)];
+                let (key, value) = annotation_of(&process);
+                let annotation = [(key, Some(value))];
                 match client
                     .annotate(&args.namespace, &args.claim, &args.uid, &annotation)
                     .await
@@ -481,7 +402,7 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
                     .pointer("/metadata/deletionTimestamp")
                     .is_some_and(Value::is_string) =>
             {
-                anyhow::bail!(
+                bail!(
                     "claim {}/{} ended before the program began",
                     args.namespace,
                     args.claim
@@ -500,46 +421,86 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
         "error: start {}: {error}",
         Path::new(name).display()
     ));
-    Err(CommandError::Ended { code: NOT_STARTED }.into())
+    let code = match error.kind() {
+        std::io::ErrorKind::NotFound => NOT_FOUND,
+        _ => NOT_EXECUTABLE,
+    };
+    Err(CommandError::Ended { code }.into())
+}
+
+/// Returns the place of the command of a container tool behind which its devices belong. `None`: the program is no such tool, and none that runs one.
+///
+/// # Errors
+///
+/// The program is a tool, and its command makes no container.
+fn tool_at(program: &[OsString]) -> Result<Option<usize>, CommandError> {
+    let words: Vec<_> = program
+        .iter()
+        .map(|word| word.to_str().unwrap_or_default())
+        .collect();
+    if words.iter().any(|word| word.contains(PLACEHOLDER)) {
+        return Ok(None);
+    }
+    for (number, word) in words.iter().enumerate() {
+        let tool = word.rsplit('/').next().unwrap_or(word);
+        if !TOOLS.contains(&tool) {
+            continue;
+        }
+        let command = tool_command(&words[number + 1..]);
+        if let Some(at) = command {
+            return Ok(Some(number + 1 + at));
+        }
+        if number == 0 {
+            let hint = match words.contains(&COMPOSE) {
+                true => "a service of compose has `devices: [\"nodedock.dev/CLASS=any\"]`, without run-with".to_owned(),
+                false => format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}"),
+            };
+            let message = format!("there is no `{tool} run` among the arguments");
+            return Err(CommandError::usage(message, hint));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the place of `run` or `create` among the words behind a tool: flags and their values are before it, and `container`.
+fn tool_command(words: &[&str]) -> Option<usize> {
+    let mut is_value = false;
+    for (number, word) in words.iter().enumerate() {
+        if TOOL_COMMANDS.contains(word) {
+            return Some(number);
+        }
+        let is_flag = word.starts_with('-');
+        if *word == COMPOSE || !(is_flag || is_value || *word == CONTAINER) {
+            return None;
+        }
+        is_value = is_flag && !word.contains('=');
+    }
+    None
 }
 
 /// The program with the devices among its arguments.
 fn with_devices(program: &[OsString], devices: &[String]) -> Result<Vec<OsString>, CommandError> {
-    let mut texts = program.iter().filter_map(|argument| argument.to_str());
-    if texts.any(|text| text.contains(PLACEHOLDER)) {
-        let placed = program.iter().flat_map(|argument| match argument.to_str() {
-            Some(PLACEHOLDER) => vec![OsString::from(devices.join(","))],
-            Some(text) if text.contains(PLACEHOLDER) => devices
-                .iter()
-                .map(|device| OsString::from(text.replace(PLACEHOLDER, device)))
-                .collect(),
-            _ => vec![argument.clone()],
-        });
-        return Ok(placed.collect());
+    if let Some(at) = tool_at(program)? {
+        let (before, after) = program.split_at(at + 1);
+        let named = devices
+            .iter()
+            .flat_map(|device| [OsString::from("--device"), OsString::from(device)]);
+        return Ok(before
+            .iter()
+            .cloned()
+            .chain(named)
+            .chain(after.iter().cloned())
+            .collect());
     }
-    let Some((name, arguments)) = program.split_first() else {
-        return Ok(Vec::new());
-    };
-    let tool = Path::new(name).file_name().and_then(|name| name.to_str());
-    let Some(tool) = tool.filter(|tool| TOOLS.contains(tool)) else {
-        return Ok(program.to_vec());
-    };
-    let mut texts = arguments.iter().map(|argument| argument.to_str());
-    let command = texts.position(|text| text.is_some_and(|text| TOOL_COMMANDS.contains(&text)));
-    let Some(at) = command else {
-        let hint =
-            format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}");
-        return Err(CommandError::usage(
-            format!("there is no `{tool} run` among the arguments"),
-            hint,
-        ));
-    };
-    let (before, after) = arguments.split_at(at + 1);
-    let named = devices
-        .iter()
-        .flat_map(|device| [OsString::from("--device"), OsString::from(device)]);
-    let before = [name].into_iter().chain(before).cloned();
-    Ok(before.chain(named).chain(after.iter().cloned()).collect())
+    let placed = program.iter().flat_map(|argument| match argument.to_str() {
+        Some(PLACEHOLDER) => vec![OsString::from(devices.join(","))],
+        Some(text) if text.contains(PLACEHOLDER) => devices
+            .iter()
+            .map(|device| OsString::from(text.replace(PLACEHOLDER, device)))
+            .collect(),
+        _ => vec![argument.clone()],
+    });
+    Ok(placed.collect())
 }
 
 #[cfg(test)]
@@ -595,11 +556,42 @@ mod tests {
             ["podman", "--x=v/c=a", "--x=v/c=b", "run"]
         );
         assert_eq!(placed(&["sh", "-c", "run"]), ["sh", "-c", "run"]);
+        for (program, expected) in [
+            (
+                "sudo -n podman run x",
+                "sudo -n podman run --device v/c=a --device v/c=b x",
+            ),
+            (
+                "env X=1 docker --context c container create x",
+                "env X=1 docker --context c container create --device v/c=a --device v/c=b x",
+            ),
+            ("make podman test run", "make podman test run"),
+        ] {
+            let words: Vec<_> = program.split(' ').collect();
+            assert_eq!(placed(&words).join(" "), expected);
+        }
     }
 
     #[test]
     fn tool_without_its_command_is_refused() {
-        let error = with_devices(&["docker".into(), "ps".into()], &[]).unwrap_err();
-        assert!(error.to_string().contains("docker run"), "{error}");
+        for program in [
+            "docker ps",
+            "docker compose run web",
+            "docker -D compose run web",
+            "nerdctl ps run",
+        ] {
+            let words: Vec<OsString> = program.split(' ').map(OsString::from).collect();
+            let error = with_devices(&words, &[]).unwrap_err();
+            assert!(error.to_string().contains(" run`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn classes_may_have_counts() {
+        assert_eq!(class_count("gpu"), Ok(("gpu".to_owned(), None)));
+        assert_eq!(class_count("gpu=2"), Ok(("gpu".to_owned(), Some(2))));
+        for wrong in ["gpu=", "gpu=0", "gpu=33", "gpu=x"] {
+            assert!(class_count(wrong).is_err(), "{wrong}");
+        }
     }
 }

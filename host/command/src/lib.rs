@@ -39,6 +39,15 @@ pub struct Location {
     pub socket: Option<PathBuf>,
 }
 
+impl Default for Location {
+    fn default() -> Self {
+        Self {
+            root: "/".into(),
+            socket: None,
+        }
+    }
+}
+
 impl Location {
     /// Returns the socket of the node API.
     pub fn socket(&self) -> PathBuf {
@@ -90,19 +99,23 @@ impl CommandError {
     }
 }
 
-/// Prints the error of a command, and returns the exit code of its program.
-pub fn exit_code(outcome: Result<()>, location: &Location) -> ExitCode {
-    outcome.map_or_else(|error| fail(error, location), |()| ExitCode::SUCCESS)
+/// Prints the error of a command, and returns the exit code of its program. `failed`: for errors of every kind, but not the code of a program
+/// that was run; `None`: one for each kind.
+pub fn exit_code(outcome: Result<()>, location: &Location, failed: Option<u8>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(fail(error, location, failed)),
+    }
 }
 
 /// Prints an error with its hint, and returns its exit code.
-fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
+fn fail(error: anyhow::Error, location: &Location, failed: Option<u8>) -> u8 {
     let error = error
         .downcast::<Status>()
         .map_or_else(|other| other, |status| client::call_error(status, location));
     let (code, hint) = match error.downcast_ref::<CommandError>() {
-        Some(CommandError::Refused) => return ExitCode::from(1),
-        Some(CommandError::Ended { code }) => return ExitCode::from(*code),
+        Some(CommandError::Refused) => return 1,
+        Some(CommandError::Ended { code }) => return *code,
         Some(CommandError::Usage { hint, .. }) => (2, Some(hint.as_str())),
         Some(CommandError::NoLocalApi { .. }) => (
             3,
@@ -117,7 +130,7 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
     if let Some(hint) = hint {
         print_error(&format!("hint: {hint}"));
     }
-    ExitCode::from(code)
+    failed.unwrap_or(code)
 }
 
 /// Runs a command on a runtime of this thread.

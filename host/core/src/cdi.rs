@@ -20,8 +20,7 @@ mod tests;
 
 pub use access::FileAccess;
 pub use catalog::{Collision, Given, Touched};
-pub(crate) use directory::tag;
-pub use directory::{CdiDir, CdiError, OurFile};
+pub use directory::{CdiDir, CdiError, OurFile, tag};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};
 pub use render::{

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cluster;
+pub mod device_names;
 pub mod directories;
 mod handover;
 pub mod hardware;
@@ -72,6 +73,7 @@ use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
+use self::device_names::DeviceNames;
 use self::local::LocalApi;
 use self::reload::Reload;
 
@@ -541,6 +543,13 @@ impl Built {
             None => KubeletSockets::default(),
         };
         let local_claims = self.local.as_ref().map(|local| local.claims.clone());
+        let device_names = DeviceNames::new(paths, config.cdi.access)?;
+        let keep = device_names::keep(
+            device_names.clone(),
+            local_claims.clone(),
+            conditions.clone(),
+        );
+        intake.spawn_until_stopped("device-names", keep);
         let local_taints = match self.local.zip(sockets.local_api) {
             Some((local, listeners)) => {
                 let parts = local::Parts {
@@ -589,6 +598,7 @@ impl Built {
                 .map(|cluster| cluster.taints.clone())
                 .or(local_taints),
             local_claims,
+            device_names,
             recorded_hardware: config.hardware.is_simulated(),
             extended_resources: kubelet_sockets
                 .cluster

@@ -12,6 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
+use crate::app::device_names::DeviceNames;
 use crate::recording::{Lines, RecordedDrivers};
 use crate::{convert, health};
 use nodedock_base::changes::Changes;
@@ -49,6 +50,7 @@ pub struct NodeApi {
     pub taints: Option<DeviceTaints>,
     /// Present on a machine with the local API.
     pub local_claims: Option<LocalClaims>,
+    pub device_names: DeviceNames,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
     /// Start of the daemon, in milliseconds since the Unix epoch.
@@ -118,6 +120,7 @@ impl Node for NodeApi {
     ) -> RpcResult<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        let namespace = pod.pod.namespace.clone();
         let inline: Vec<_> = inline
             .into_iter()
             .map(|claim| self.pools.localized(claim))
@@ -159,7 +162,21 @@ impl Node for NodeApi {
             }
             None => self.manager.pods.prepare(pod, inline, request_id).await,
         };
-        Ok(Response::new(convert::prepared(&outcome)))
+        let mut response = convert::prepared(&outcome);
+        if let Some(local) = &self.local_claims {
+            let claims = outcome.claims.iter();
+            let claims = claims.map(|claim| (namespace.to_string(), claim.name.to_string()));
+            let devices = self.device_names.of_claims(&local.names(), claims).await;
+            let devices = devices.map_err(|error| {
+                let message = format!("names of claims for containers: {error:#}");
+                refuse(Problem::internal(ProblemCode::CdiNotWritten, message))
+            })?;
+            for container in &mut response.containers {
+                container.cdi_devices.extend(devices.iter().cloned());
+            }
+            response.cdi_directories = self.device_names.directories();
+        }
+        Ok(Response::new(response))
     }
 
     async fn unprepare_pod(
@@ -375,9 +392,11 @@ impl Node for NodeApi {
                 .map(|refused| convert::refused_claim(&refused))
                 .collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
-            let waiting = waiting.filter(|(id, _)| is_wanted(request, id));
+            let waiting = (1..)
+                .zip(waiting)
+                .filter(|(_, claim)| is_wanted(request, &claim.id));
             answer.waiting = waiting
-                .map(|(id, why)| convert::waiting_claim(&id, &why))
+                .map(|(place, claim)| convert::waiting_claim(place, claim))
                 .collect();
         }
         Ok(Response::new(answer))

@@ -92,7 +92,7 @@ pub fn main() -> ExitCode {
         Command::Probe(args) => block_on(probe::run(&location, args)),
         Command::InternalCompile(args) => args.compile(),
     };
-    exit_code(outcome, &location)
+    exit_code(outcome, &location, None)
 }
 
 fn run(location: &Location, args: RunArgs) -> Result<()> {

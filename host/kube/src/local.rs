@@ -5,7 +5,9 @@
 //! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`), and the slices of native drivers
 //! some time after these (`departed`).
 
+mod default_classes;
 mod departed;
+mod names;
 mod objects;
 mod processes;
 mod state;
@@ -13,7 +15,7 @@ mod state;
 mod tests;
 mod writes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,9 +47,12 @@ use nodedock_model::{
     Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 };
 
-pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
+pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener};
+pub use self::processes::{
+    CONSUMER_ANNOTATION, CREATOR_ANNOTATION, PROCESS_ANNOTATION, annotation_of,
+};
 pub use self::state::NodeUse;
-pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated};
+pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated, NotAllocatedKind};
 
 /// Time that a prepare waits until its claims are allocated and reserved for its pod: who waits longer for a device waits for the claim.
 const RESERVE_WAIT: Duration = Duration::from_secs(10);
@@ -66,6 +71,9 @@ pub trait PreparedClaims: Send + Sync {
 
     /// Unprepares the pods that use a claim.
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
+
+    /// Unprepares the pod with this UID. One that is not prepared is a success.
+    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem>;
 }
 
 /// Dependencies of the claims of the local API.
@@ -100,7 +108,19 @@ struct View {
     /// [`LocalClaimsState::shown`] of its time.
     shown: u64,
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
-    refusals: BTreeMap<Key, Arc<NotAllocated>>,
+    /// In the order in which claims are tried.
+    refusals: Vec<(Key, Arc<NotAllocated>)>,
+    /// Names of the DeviceClasses.
+    classes: Vec<String>,
+}
+
+/// A claim that is not allocated.
+#[derive(Debug)]
+pub struct WaitingClaim {
+    pub id: ObjectRef,
+    pub why: Arc<NotAllocated>,
+    /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID without an object.
+    pub holders: Vec<String>,
 }
 
 /// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.
@@ -164,12 +184,45 @@ impl LocalClaims {
         parts.tasks.spawn_until_stopped("claim-processes", follow);
     }
 
-    /// Returns the claims that are not allocated, and why.
-    pub fn waiting(&self) -> Vec<(ObjectRef, Arc<NotAllocated>)> {
+    /// Returns what containers may name.
+    pub fn names(&self) -> LocalNames {
+        LocalNames::of(&self.0.view.borrow().clone())
+    }
+
+    /// Returns what containers may name, now and after each change.
+    pub fn names_listener(&self) -> NamesListener {
+        NamesListener {
+            views: self.0.view.subscribe(),
+            last: None,
+        }
+    }
+
+    /// Returns the claims that are not allocated, in the order in which they are tried.
+    pub fn waiting(&self) -> Vec<WaitingClaim> {
         let view = self.0.view.borrow().clone();
-        let waiting = view.refusals.iter().filter_map(|(key, refusal)| {
+        let names: BTreeMap<_, _> = view
+            .claims
+            .iter()
+            .filter_map(|(key, claim)| Some((claim.uid()?, key)))
+            .collect();
+        let waiting = view.refusals.iter().filter_map(|(key, why)| {
             let uid = view.claims.get(key)?.uid()?;
-            Some((ObjectRef::new(&key.0, &key.1, &uid).ok()?, refusal.clone()))
+            let holders = why
+                .devices
+                .iter()
+                .filter_map(|device| device.claim.as_ref());
+            let holders: BTreeSet<_> = holders
+                .map(|uid| match names.get(uid) {
+                    Some((namespace, name)) => format!("{namespace}/{name}"),
+                    // Of a manifest, without an object.
+                    None => uid.clone(),
+                })
+                .collect();
+            Some(WaitingClaim {
+                id: ObjectRef::new(&key.0, &key.1, &uid).ok()?,
+                why: why.clone(),
+                holders: holders.into_iter().collect(),
+            })
         });
         waiting.collect()
     }
@@ -236,8 +289,8 @@ impl LocalClaims {
         let Some(key) = waits else {
             return Ok(reservation);
         };
-        let why = match view.refusals.get(key) {
-            Some(refusal) => refusal.message.clone(),
+        let why = match view.refusals.iter().find(|(refused, _)| refused == key) {
+            Some((_, refusal)) => refusal.message.clone(),
             None => "it was not decided in time".to_owned(),
         };
         let message = format!("claim {}/{} is not allocated: {why}", key.0, key.1);
@@ -429,6 +482,7 @@ impl LocalClaimStore {
                 .map(|claim| (objects::key(&**claim), claim.clone()))
                 .collect(),
             refusals: state.refusals(),
+            classes: state.classes().map(str::to_owned).collect(),
         }));
     }
 }

@@ -206,13 +206,13 @@ impl LocalClient {
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
     }
 
-    /// Adds annotations to the claim with this UID, and returns it.
+    /// Changes annotations of the claim with this UID, and returns it. `None` removes one.
     pub async fn annotate(
         &self,
         namespace: &str,
         name: &str,
         uid: &str,
-        annotations: &[(String, String)],
+        annotations: &[(String, Option<String>)],
     ) -> Result<Value, ApiError> {
         let annotations: serde_json::Map<_, _> = annotations
             .iter()

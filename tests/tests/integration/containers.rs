@@ -16,7 +16,9 @@ pub(crate) const CDI_DIR: &str = "/var/run/cdi";
 
 pub(crate) struct Podman {
     podman: PathBuf,
-    runtime: PathBuf,
+    pub(crate) runtime: PathBuf,
+    /// Options of podman, and of its command `run`.
+    pub(crate) options: [Vec<String>; 2],
 }
 
 impl Podman {
@@ -33,7 +35,11 @@ impl Podman {
         if !busybox.is_ok_and(|status| status.success()) {
             return Err("there is no /bin/busybox".to_owned());
         }
-        Ok(Self { podman, runtime })
+        Ok(Self {
+            podman,
+            runtime,
+            options: Default::default(),
+        })
     }
 
     /// Returns the arguments that run a shell command in a container, on a directory with nothing but busybox.
@@ -54,13 +60,11 @@ impl Podman {
             "--runtime".to_owned(),
             text(&self.runtime),
         ]);
-        let fixed = [
-            "--cgroup-manager=cgroupfs",
-            "--events-backend=none",
-            "run",
-            "--rm",
-            "--network=none",
-        ];
+        let [of_podman, of_run] = &self.options;
+        arguments.extend(["--cgroup-manager=cgroupfs", "--events-backend=none"].map(str::to_owned));
+        arguments.extend_from_slice(of_podman);
+        let fixed = ["run", "--rm", "--network=none"].map(str::to_owned);
+        arguments.extend(fixed.into_iter().chain(of_run.iter().cloned()));
         let limits = [
             "--ulimit",
             "nofile=16384:16384",
@@ -68,14 +72,19 @@ impl Podman {
             "nproc=32768:32768",
             "--rootfs",
         ];
-        arguments.extend(fixed.into_iter().chain(limits).map(str::to_owned));
+        arguments.extend(limits.map(str::to_owned));
         arguments.push(text(&rootfs));
         arguments.extend(["/bin/busybox", "sh", "-c", script].map(str::to_owned));
         arguments
     }
 
     /// Runs a shell command in a container with the devices, on a directory with nothing but busybox.
-    async fn run(&self, root: &Root, devices: &[&str], script: &str) -> Result<String, String> {
+    pub(crate) async fn run(
+        &self,
+        root: &Root,
+        devices: &[&str],
+        script: &str,
+    ) -> Result<String, String> {
         let mut arguments = self.arguments(root, script).into_iter();
         let mut command = tokio::process::Command::new(arguments.next().expect("the program"));
         for argument in arguments {

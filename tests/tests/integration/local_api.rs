@@ -1,5 +1,6 @@
 //! A machine without a cluster: claims of the local API, by selectors, with devices of a driver file.
 
+mod containers;
 mod node_name;
 mod pool_names;
 mod programs;

@@ -323,10 +323,33 @@ fn explained(
                 pool: device.pool().to_owned(),
                 device: device.device().name.clone(),
                 reason,
+                claim: holder(search, device, status),
             });
         }
     }
     excluded
+}
+
+/// Returns the claim because of which a request cannot use a device.
+fn holder(search: &Search<'_, '_>, device: &Offered, status: Status) -> Option<String> {
+    let usage = &search.checks.usage;
+    match status {
+        Status::InUse | Status::Capacity(_) => {
+            let device = usage.devices.get(device.id)?;
+            Some(
+                device
+                    .exclusive_claim()
+                    .unwrap_or_else(|| device.first_claim())
+                    .to_owned(),
+            )
+        }
+        Status::Held => {
+            let name = &device.device().name;
+            let (claim, _) = usage.in_use.holder(device.driver(), device.pool(), name)?;
+            Some(claim.to_owned())
+        }
+        _ => None,
+    }
 }
 
 /// Returns why a request cannot use a device by itself; nothing if it can.

@@ -32,7 +32,12 @@ impl FileAccess {
             .then_some(Self { mode, group })
     }
 
-    pub(crate) fn apply(self, file: &File) -> io::Result<()> {
+    /// Gives a file the mode and the group.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses it, or the file has no metadata.
+    pub fn apply(self, file: &File) -> io::Result<()> {
         self.set(file, self.mode)
     }
 

@@ -392,7 +392,7 @@ fn access_refused(error: io::Error) -> CdiError {
 }
 
 /// Returns the part of file names that distinguishes this daemon from others that write to the same directory.
-pub(crate) fn tag(daemon: &str) -> String {
+pub fn tag(daemon: &str) -> String {
     hex::encode(&Sha256::digest(daemon)[..4])
 }
 

@@ -46,7 +46,9 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
+use nodedock_model::{
+    ApiObject, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
+};
 
 /// The local API, before the claim manager is there to use it.
 pub(super) struct LocalApi {
@@ -476,18 +478,32 @@ impl PreparedClaims for Prepared {
             .into_iter()
             .find(|record| record.id.uid.as_str() == claim);
         for pod in record.iter().flat_map(|record| record.pods.keys()) {
-            let outcomes = self
-                .manager
-                .pods
-                .unprepare(PodSelector::Uid(pod.clone()), request::new_id())
-                .await?;
-            let failed = outcomes
-                .into_iter()
-                .flat_map(|outcome| outcome.claims)
-                .find_map(|claim| claim.end.err());
-            failed.map_or(Ok(()), Err)?;
+            self.unprepare(pod.clone()).await?;
         }
         Ok(())
+    }
+
+    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem> {
+        let uid = Uid::new(uid).map_err(|error| {
+            let message = format!("{uid:?} is no UID of a pod: {error}");
+            Problem::invalid(ProblemCode::NoSuchPod, message)
+        })?;
+        self.unprepare(uid).await
+    }
+}
+
+impl Prepared {
+    async fn unprepare(&self, pod: Uid) -> Result<(), Problem> {
+        let outcomes = self
+            .manager
+            .pods
+            .unprepare(PodSelector::Uid(pod), request::new_id())
+            .await?;
+        let failed = outcomes
+            .into_iter()
+            .flat_map(|outcome| outcome.claims)
+            .find_map(|claim| claim.end.err());
+        failed.map_or(Ok(()), Err)
     }
 }
 

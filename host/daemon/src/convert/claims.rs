@@ -7,7 +7,7 @@ use nodedock_core::manager::claims::{
     ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry,
 };
 use nodedock_core::pools::NodePools;
-use nodedock_kube::local::{Excluded, NotAllocated};
+use nodedock_kube::local::{Excluded, NotAllocatedKind, WaitingClaim};
 use nodedock_model::{
     Caller, ClaimRecord, DriverName, DriverPart, ObjectRef, Problem, PutBack, ReleaseRecord,
     Transition,
@@ -113,9 +113,17 @@ pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
     }
 }
 
-pub fn waiting_claim(id: &ObjectRef, why: &NotAllocated) -> v1::WaitingClaim {
+/// Converts a claim with its place among those that wait, from 1.
+pub fn waiting_claim(place: u32, claim: WaitingClaim) -> v1::WaitingClaim {
+    let WaitingClaim { id, why, holders } = claim;
     v1::WaitingClaim {
-        id: Some(object_message(id)),
+        id: Some(object_message(&id)),
+        place,
+        holders,
+        never: matches!(
+            why.kind,
+            NotAllocatedKind::Invalid | NotAllocatedKind::Never
+        ),
         reason: why.message.clone(),
         excluded: why.devices.iter().map(excluded_device).collect(),
         more: why.more,

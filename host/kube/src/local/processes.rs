@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, ResourceExt};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -23,30 +24,59 @@ use nodedock_model::Problem;
 /// Prefix of the annotations of a claim that name the processes it belongs to.
 pub const PROCESS_ANNOTATION: &str = "process.nodedock.dev/";
 
+/// Prefix of the annotations of a claim that name the first processes of containers that use it, by the UID of their pods: the claim outlives them.
+pub const CONSUMER_ANNOTATION: &str = "consumer.nodedock.dev/";
+
 /// Pause after an unprepare that failed, doubled up to the second.
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// The annotation that makes a claim belong to a process.
+/// The annotation of the process that makes a claim for a container, until the container has a process of its own.
+pub const CREATOR_ANNOTATION: &str = "process.nodedock.dev/creator";
+
+/// Returns the annotation that makes a claim belong to a process.
 pub fn annotation_of(process: &Process) -> (String, String) {
     let value = serde_json::to_string(process).unwrap_or_default();
     (format!("{PROCESS_ANNOTATION}{}", process.pid), value)
 }
 
-/// The processes of a claim. An annotation that cannot be read is a process whose end cannot be seen.
-fn processes_of(claim: &ResourceClaim) -> BTreeSet<Result<Process, String>> {
-    let of_processes = claim
-        .annotations()
-        .iter()
-        .filter(|(key, _)| key.starts_with(PROCESS_ANNOTATION));
-    of_processes
-        .map(|(key, value)| serde_json::from_str(value).map_err(|error| format!("{key}: {error}")))
-        .collect()
+/// Returns the processes with annotations of this prefix, by the rest of the key. An annotation that cannot be read is a process whose end cannot
+/// be seen.
+fn processes_of(claim: &ResourceClaim, prefix: &str) -> BTreeMap<String, ProcessOrError> {
+    let annotations = claim.annotations().iter();
+    let processes = annotations.filter_map(|(key, value)| {
+        let process = serde_json::from_str(value).map_err(|error| format!("{key}: {error}"));
+        Some((key.strip_prefix(prefix)?.to_owned(), process))
+    });
+    processes.collect()
 }
 
-/// A claim whose processes are waited for.
+type ProcessOrError = Result<Process, String>;
+
+/// What ends with processes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Ends {
+    /// The claim, with all of them.
+    Claim,
+    /// The use of the claim by the pod with this UID, with its process.
+    Consumer(String),
+}
+
+/// Returns what of a claim ends with which processes.
+fn ends_of(claim: &ResourceClaim) -> BTreeMap<Ends, BTreeSet<ProcessOrError>> {
+    let owners: BTreeSet<_> = processes_of(claim, PROCESS_ANNOTATION)
+        .into_values()
+        .collect();
+    let consumers = processes_of(claim, CONSUMER_ANNOTATION)
+        .into_iter()
+        .map(|(pod, process)| (Ends::Consumer(pod), BTreeSet::from([process])));
+    let claim = (!owners.is_empty()).then_some((Ends::Claim, owners));
+    claim.into_iter().chain(consumers).collect()
+}
+
+/// Processes that are waited for.
 struct Followed {
-    processes: BTreeSet<Result<Process, String>>,
+    processes: BTreeSet<ProcessOrError>,
     task: tokio::task::AbortHandle,
 }
 
@@ -57,37 +87,32 @@ pub(super) async fn follow(
     prepared: Arc<dyn PreparedClaims>,
 ) {
     let mut tasks = JoinSet::new();
-    let mut followed: BTreeMap<String, Followed> = BTreeMap::new();
+    let mut followed: BTreeMap<(String, Ends), Followed> = BTreeMap::new();
     loop {
         let view = views.borrow_and_update().clone();
         let mut here = BTreeSet::new();
         for (_, claim) in view.annotated() {
-            let (processes, Some(uid)) = (processes_of(claim), claim.uid()) else {
+            let Some(uid) = claim.uid() else {
                 continue;
             };
-            if processes.is_empty() {
-                continue;
-            }
-            here.insert(uid.clone());
-            if followed
-                .get(&uid)
-                .is_some_and(|known| known.processes == processes)
-            {
-                continue;
-            }
-            let work = end_with(
-                client.clone(),
-                claim.clone(),
-                processes.clone(),
-                prepared.clone(),
-            );
-            let task = tasks.spawn(work);
-            if let Some(before) = followed.insert(uid, Followed { processes, task }) {
-                before.task.abort();
+            for (ends, processes) in ends_of(claim) {
+                let key = (uid.clone(), ends.clone());
+                here.insert(key.clone());
+                if followed
+                    .get(&key)
+                    .is_some_and(|known| known.processes == processes)
+                {
+                    continue;
+                }
+                let parts = (client.clone(), claim.clone(), prepared.clone());
+                let task = tasks.spawn(end_with(parts, ends, processes.clone()));
+                if let Some(before) = followed.insert(key, Followed { processes, task }) {
+                    before.task.abort();
+                }
             }
         }
-        followed.retain(|uid, followed| {
-            let stays = here.contains(uid);
+        followed.retain(|key, followed| {
+            let stays = here.contains(key);
             if !stays {
                 followed.task.abort();
             }
@@ -100,12 +125,11 @@ pub(super) async fn follow(
     }
 }
 
-/// Waits for the end of all processes, and then ends what the claim is for.
+/// Waits for the end of all processes, and then ends what is for them.
 async fn end_with(
-    client: KubeClient,
-    claim: Arc<ResourceClaim>,
-    processes: BTreeSet<Result<Process, String>>,
-    prepared: Arc<dyn PreparedClaims>,
+    (client, claim, prepared): (KubeClient, Arc<ResourceClaim>, Arc<dyn PreparedClaims>),
+    ends: Ends,
+    processes: BTreeSet<ProcessOrError>,
 ) {
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
     for process in processes {
@@ -125,7 +149,11 @@ async fn end_with(
     }
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     loop {
-        match end(&client, &claim, &*prepared).await {
+        let ended = match &ends {
+            Ends::Claim => end(&client, &claim, &*prepared).await,
+            Ends::Consumer(pod) => end_use(&client, &claim, pod, &*prepared).await,
+        };
+        match ended {
             Ok(true) => break,
             Ok(false) => {}
             Err(problem) => {
@@ -135,7 +163,39 @@ async fn end_with(
         }
         sleep(backoff.delay()).await;
     }
-    tracing::info!(namespace, claim = name, "the claim ends with its processes");
+    tracing::info!(
+        namespace,
+        claim = name,
+        ?ends,
+        "the claim or a use of it ends with its processes"
+    );
+}
+
+/// Unprepares the pod of a container that has ended, and removes the container from the claim. Returns whether it is done.
+async fn end_use(
+    client: &KubeClient,
+    claim: &ResourceClaim,
+    pod: &str,
+    prepared: &dyn PreparedClaims,
+) -> Result<bool, Problem> {
+    prepared.unprepare_pod(pod).await?;
+    let claims =
+        Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
+    let key = format!("{CONSUMER_ANNOTATION}{pod}");
+    let patch = json!({ "metadata": { "uid": claim.uid(), "annotations": { key: null } } });
+    let patched = claims
+        .patch(
+            &claim.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(patch),
+        )
+        .await;
+    match patched.map_err(ApiError::from) {
+        Ok(_) => Ok(true),
+        // Another claim of its name, or none.
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => Ok(true),
+        Err(error) => Err(error.problem()),
+    }
 }
 
 /// Waits for the end of a process, and retries what may pass, such as a lack of file descriptors. Fails if the end can never be seen here.
@@ -178,7 +238,8 @@ async fn end(
         Err(error) => return Err(error.problem()),
     };
     if current.metadata.deletion_timestamp.is_none() {
-        if processes_of(&current) != processes_of(claim) {
+        let processes = |of| processes_of(of, PROCESS_ANNOTATION);
+        if processes(&current) != processes(claim) {
             return Ok(true);
         }
         let resource_version = current.resource_version();

@@ -12,11 +12,12 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use nodedock_allocator::allocate::{
-    Bounds, DeviceHolds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate,
+    DeviceHolds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate_or_never,
 };
 
 use uuid::Uuid;
 
+use super::default_classes;
 use super::objects::{Change, Key, ObjectEvent, key, version};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
@@ -104,6 +105,8 @@ pub(super) type Reservations = BTreeMap<Key, BTreeMap<String, String>>;
 pub(super) enum Step {
     /// Make the object of this node again.
     MakeNode,
+    MakeClass(Box<DeviceClass>),
+    RemoveClass(Arc<DeviceClass>),
     /// Make a ResourceClaim of a template for a pod.
     Make {
         pod: Arc<Pod>,
@@ -144,7 +147,7 @@ pub(super) struct LocalClaimsState {
     node_use: NodeUse,
     /// UIDs of claims with devices.
     allocated: BTreeSet<String>,
-    /// Counts changes of claims, and of why they have no devices.
+    /// Counts changes of claims, of why they have no devices, and of classes.
     pub(super) shown: u64,
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
@@ -174,6 +177,14 @@ fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
 
 fn is_ending(object: &impl ResourceExt) -> bool {
     object.meta().deletion_timestamp.is_some()
+}
+
+fn has_devices(slice: &ResourceSlice) -> bool {
+    slice
+        .spec
+        .devices
+        .as_ref()
+        .is_some_and(|devices| !devices.is_empty())
 }
 
 /// A pod that runs no more has no use for a claim.
@@ -229,6 +240,7 @@ impl LocalClaimsState {
                         ""
                     });
                 put(&mut self.classes, seen);
+                self.shown += 1;
                 self.epoch += 1;
             }
             Change::Slice(seen) => {
@@ -405,15 +417,26 @@ impl LocalClaimsState {
         })
     }
 
+    /// Names of the DeviceClasses.
+    pub(super) fn classes(&self) -> impl Iterator<Item = &str> {
+        self.classes.keys().map(|(_, name)| name.as_str())
+    }
+
     pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {
         self.claims.values().map(|known| &known.claim)
     }
 
-    /// Why a claim is not allocated.
-    pub(super) fn refusals(&self) -> BTreeMap<Key, Arc<NotAllocated>> {
-        self.claims
-            .iter()
-            .filter_map(|(key, known)| Some((key.clone(), known.refused.as_ref()?.1.clone())))
+    /// Returns the claims that are not allocated, in the order in which they are tried, and why.
+    pub(super) fn refusals(&self) -> Vec<(Key, Arc<NotAllocated>)> {
+        let refused = self.claims.iter().filter_map(|(key, known)| {
+            let (_, why) = known.refused.as_ref()?;
+            Some((known.place, key.clone(), why.clone()))
+        });
+        let mut refused: Vec<_> = refused.collect();
+        refused.sort_by_key(|(place, ..)| *place);
+        refused
+            .into_iter()
+            .map(|(_, key, why)| (key, why))
             .collect()
     }
 
@@ -426,6 +449,7 @@ impl LocalClaimsState {
         }
         let made = (!self.has_node).then_some(Step::MakeNode);
         let mut steps: Vec<Step> = made.into_iter().collect();
+        steps.extend(self.steps_of_classes());
         steps.extend(self.pods.values().flat_map(|pod| self.steps_of_pod(pod)));
         let (mut waiting, mut complex) = (Vec::new(), Vec::new());
         for (key, known) in &self.claims {
@@ -473,6 +497,14 @@ impl LocalClaimsState {
                 .map(|claim| Step::Allocate(claim.clone())),
         );
         steps
+    }
+
+    fn steps_of_classes(&self) -> impl Iterator<Item = Step> {
+        let with_devices = self.slices.values().filter(|slice| has_devices(slice));
+        let drivers = with_devices.map(|slice| slice.spec.driver.as_str());
+        let changes = default_classes::changes(self.classes.values(), &drivers.collect());
+        let made = changes.made.into_iter().map(Box::new).map(Step::MakeClass);
+        made.chain(changes.removed.into_iter().map(Step::RemoveClass))
     }
 
     /// Returns whether a claim may still be released, as it was decided.
@@ -699,13 +731,11 @@ impl Allocation {
             now,
         } = self;
 
-        let bounds = Bounds::default();
-        let result = allocate(
+        let result = allocate_or_never(
             &inventory,
             &in_use,
             &|name| classes.get(&(String::new(), name.to_owned())).cloned(),
             &claim,
-            &bounds,
             now,
             &mut || Uuid::new_v4().to_string(),
         );

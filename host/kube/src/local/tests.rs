@@ -316,7 +316,7 @@ fn claims_are_allocated_in_creation_order() {
         (machine.devices("c"), machine.devices("b")),
         (Some(vec!["d0".into()]), None)
     );
-    let refusals = machine.state.refusals();
+    let refusals: BTreeMap<_, _> = machine.state.refusals().into_iter().collect();
     assert_eq!(
         refusals.keys().collect::<Vec<_>>(),
         [&name("a"), &name("b")]

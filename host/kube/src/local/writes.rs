@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::ensure_node;
-use super::objects::{Change, ObjectEvent};
+use super::objects::{Change, ObjectEvent, key};
 use super::state::{FINALIZER, LocalClaimsState, POD_CLAIM, Step};
 use crate::client::{ApiError, ErrorKind, KubeClient};
 use nodedock_model::ObjectName;
@@ -41,6 +41,31 @@ impl Writes {
         let written = match step {
             Step::MakeNode => {
                 ensure_node(&self.kube, &self.node).await?;
+                None
+            }
+            Step::MakeClass(class) => {
+                let made = self
+                    .classes()
+                    .create(&PostParams::default(), &class)
+                    .await?;
+                tracing::info!(
+                    class = made.name_any(),
+                    "DeviceClass made for a driver, as there is no other one"
+                );
+                state.apply(Change::Class(ObjectEvent::Is(Arc::new(made))));
+                None
+            }
+            Step::RemoveClass(class) => {
+                let precondition = Preconditions {
+                    resource_version: class.resource_version(),
+                    uid: class.uid(),
+                };
+                let params = DeleteParams {
+                    preconditions: Some(precondition),
+                    ..DeleteParams::default()
+                };
+                self.classes().delete(&class.name_any(), &params).await?;
+                state.apply(Change::Class(ObjectEvent::Gone(key(&*class))));
                 None
             }
             Step::Make { pod, claim } => self.make(&pod, &claim).await?,
@@ -73,6 +98,10 @@ impl Writes {
             state.put_claim(Arc::new(claim));
         }
         Ok(())
+    }
+
+    fn classes(&self) -> Api<DeviceClass> {
+        Api::all(self.client.clone())
     }
 
     fn claims(&self, of: &ResourceClaim) -> Api<ResourceClaim> {

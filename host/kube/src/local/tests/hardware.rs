@@ -50,7 +50,7 @@ fn claims_never_share_hardware() {
         of_all,
         [Some(vec!["d0".into()]), Some(vec!["d2".into()]), None]
     );
-    let refusals = machine.state.refusals();
+    let refusals: BTreeMap<_, _> = machine.state.refusals().into_iter().collect();
     let of_c = &refusals[&name("c")];
     assert!(
         of_c.message.contains("1 with hardware that is in use"),

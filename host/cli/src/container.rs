@@ -1,0 +1,388 @@
+//! Devices of containers by the names of their classes: `--device nodedock.dev/gpu=any`.
+//!
+//! The daemon keeps CDI files whose devices have one edit, a hook that marks the container. An OCI runtime around the configured one (`nodedock
+//! runtime`), or podman's hook `precreate`, finds the marks in the configuration of a container, makes a claim for them, waits for its devices,
+//! prepares it, and puts the edits of the devices in the place of the marks. A mark that nothing found is a hook that fails, so no container
+//! starts without its devices.
+//!
+//! The claim belongs to the program that creates the container, and from the hook `createRuntime` on to the first process of the container. The
+//! daemon ends it with that process, whoever is killed.
+
+mod cdi;
+mod oci;
+mod runtime;
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, CommandFactory, FromArgMatches, Subcommand};
+use nodedock_base::process::Process;
+use nodedock_kube::client::ErrorKind;
+use nodedock_kube::local::{
+    CONSUMER_ANNOTATION, CONTAINER_NAMESPACE as NAMESPACE, CREATOR_ANNOTATION, annotation_of,
+};
+use nodedock_kube::local_client::LocalClient;
+use nodedock_model::{Edits, ObjectRef};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::local_api::{connect, text};
+use super::output::{print_error, print_text};
+use super::owned_claim::{
+    DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
+};
+use super::{Command, Location};
+use nodedockd::app::device_names::{self, ClassDevice};
+
+pub(super) use runtime::{arguments as runtime_arguments, main as runtime_main};
+
+/// Annotation of a claim with the ID of its container.
+const CONTAINER_ANNOTATION: &str = "container.nodedock.dev/id";
+
+/// Time that the end of a container waits until its devices are free. The daemon frees them in any case.
+const END_WAIT: Duration = Duration::from_secs(5);
+
+/// Bytes of a configuration or of a state of a container.
+const INPUT_BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Subcommand)]
+pub(super) enum ContainerCommand {
+    /// Give a container its devices: a hook of podman's stage precreate, with the container's configuration on standard input and output
+    Precreate(SettingsArgs),
+    /// Let a claim belong to a container: the hook createRuntime of a container with devices
+    #[command(hide = true)]
+    Created(ClaimArgs),
+    /// Wait until the claim of a container has ended: the hook poststop of a container with devices
+    #[command(hide = true)]
+    Deleted(ClaimArgs),
+    /// Fail: the mark of a container whose devices nothing has added
+    #[command(hide = true)]
+    Device(MarkArgs),
+}
+
+/// A claim in the arguments of a hook.
+#[derive(Args)]
+pub(super) struct ClaimArgs {
+    #[arg(value_name = "NAMESPACE")]
+    namespace: String,
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[arg(value_name = "UID")]
+    uid: String,
+    /// The UID of the pod that the container is to the claim; without it the claim ends with the container
+    #[arg(long)]
+    consumer: Option<String>,
+}
+
+/// A mark of a container.
+#[derive(Args)]
+pub(super) struct MarkArgs {
+    /// The CDI name of the device
+    device: String,
+}
+
+/// Settings of the runtime and of the hook.
+#[derive(Debug, Clone, PartialEq, Args, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct SettingsArgs {
+    /// Seconds to wait for devices that others have
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait_seconds: u64,
+    /// Seconds to wait for a daemon that is being started
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    daemon_wait_seconds: u64,
+}
+
+impl Default for SettingsArgs {
+    fn default() -> Self {
+        Self {
+            wait_seconds: 0,
+            daemon_wait_seconds: 30,
+        }
+    }
+}
+
+pub(super) async fn run(location: &Location, command: ContainerCommand) -> Result<()> {
+    match command {
+        ContainerCommand::Precreate(settings) => precreate(&settings).await,
+        ContainerCommand::Created(claim) => created(location, &claim).await,
+        ContainerCommand::Deleted(claim) => {
+            // The end of a container never fails because of its claim, which the daemon ends.
+            if let Err(error) = deleted(location, &claim).await {
+                let name = format!("{}/{}", claim.namespace, claim.name);
+                print_error(&format!("warning: the daemon ends claim {name}: {error:#}"));
+            }
+            Ok(())
+        }
+        ContainerCommand::Device(mark) => bail!(
+            "the container has no device for {}: its runtime is not `nodedock runtime`, and no hook of the stage precreate added it (https://nodedock.dev/containers)",
+            mark.device
+        ),
+    }
+}
+
+/// Reads a configuration, gives its container the devices, and writes it.
+async fn precreate(settings: &SettingsArgs) -> Result<()> {
+    let mut config = read_input().context("read the configuration of the container")?;
+    // The hook ends before the container begins; podman creates it.
+    let creator = rustix::process::getppid().context("podman has ended")?;
+    let creator = Process::with_number(creator.as_raw_nonzero().get())?;
+    give_devices(&mut config, None, &creator, settings).await?;
+    print_text(&config.to_string()).context("write the configuration of the container")
+}
+
+fn read_input() -> Result<Value> {
+    let mut text = String::new();
+    std::io::stdin()
+        .take(INPUT_BYTES_MAX)
+        .read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Claims for the marks of a container, made and prepared.
+struct Marked {
+    location: Location,
+    devices: Vec<(String, ClassDevice)>,
+}
+
+/// Puts devices into the configuration of a container in the place of its marks. Without marks it stays unchanged. Returns whether there were any.
+///
+/// # Errors
+///
+/// No devices are free in time, or the daemon does not answer in time; nothing is left of the claim then.
+async fn give_devices(
+    config: &mut Value,
+    container: Option<&str>,
+    creator: &Process,
+    settings: &SettingsArgs,
+) -> Result<bool> {
+    let Some(marked) = take_marks(config)? else {
+        return Ok(false);
+    };
+    let location = &marked.location;
+    let client = connect_in_time(location, settings).await?;
+    let wait = DeviceWait {
+        most: Some(Duration::from_secs(settings.wait_seconds)),
+        is_reported: false,
+        waits_for_missing: false,
+    };
+    let uses = uses(&client, &marked, container, creator).await?;
+    for (number, of) in uses.iter().enumerate() {
+        let given = give(config, &client, &marked, of, wait).await;
+        if let Err(error) = given {
+            for of in &uses[..=number] {
+                of.end(location, &client).await;
+            }
+            return Err(error);
+        }
+    }
+    Ok(true)
+}
+
+/// A claim that the container has devices of.
+struct Use {
+    claim: OwnedClaim,
+    /// The container as a pod, if the claim outlives it.
+    consumer: Option<ObjectRef>,
+}
+
+impl Use {
+    /// Ends what was made for the container.
+    async fn end(&self, location: &Location, client: &LocalClient) {
+        if self.consumer.is_none() {
+            self.claim.end(location, client).await;
+        }
+        // A use of another claim ends with the creator of the container.
+    }
+}
+
+/// Makes one claim for all devices by class, and finds the claims that were made before.
+async fn uses(
+    client: &LocalClient,
+    marked: &Marked,
+    container: Option<&str>,
+    creator: &Process,
+) -> Result<Vec<Use>> {
+    let mut uses = Vec::new();
+    let mut requests = Vec::new();
+    let (_, process) = annotation_of(creator);
+    for (number, (class, device)) in marked.devices.iter().enumerate() {
+        match device {
+            ClassDevice::Count(count) => requests.push(json!({
+                "name": format!("device-{number}"),
+                "exactly": { "deviceClassName": class, "allocationMode": "ExactCount", "count": count },
+            })),
+            ClassDevice::Claim(name) => {
+                let found = client.claim(NAMESPACE, name).await?;
+                let found = found.with_context(|| format!("there is no claim {NAMESPACE}/{name}"))?;
+                let claim = OwnedClaim::of(&found)?;
+                let uid = Uuid::new_v4().to_string();
+                let pod = ObjectRef::new(NAMESPACE, &format!("container-{uid}"), &uid)?;
+                let consumer = [(format!("{CONSUMER_ANNOTATION}{uid}"), Some(process.clone()))];
+                let id = &claim.id;
+                client
+                    .annotate(id.namespace.as_str(), id.name.as_str(), id.uid.as_str(), &consumer)
+                    .await?;
+                uses.push(Use { claim, consumer: Some(pod) });
+            }
+        }
+    }
+    if !requests.is_empty() {
+        let mut annotations = vec![(CREATOR_ANNOTATION.to_owned(), process)];
+        annotations.extend(container.map(|id| (CONTAINER_ANNOTATION.to_owned(), id.to_owned())));
+        let claim = NewClaim {
+            name: new_name("container"),
+            annotations,
+            labels: Value::Null,
+            spec: json!({ "devices": { "requests": requests } }),
+        };
+        uses.push(Use {
+            claim: OwnedClaim::make(client, NAMESPACE, claim).await?,
+            consumer: None,
+        });
+    }
+    Ok(uses)
+}
+
+/// Prepares a claim, and puts its edits and its hooks into the configuration.
+async fn give(
+    config: &mut Value,
+    client: &LocalClient,
+    marked: &Marked,
+    of: &Use,
+    wait: DeviceWait,
+) -> Result<()> {
+    let location = &marked.location;
+    let prepared = of
+        .claim
+        .prepare(location, client, of.consumer.as_ref(), wait)
+        .await?;
+    for edits in edits(&prepared)? {
+        oci::apply(config, &edits)?;
+    }
+    let id = &of.claim.id;
+    let consumer = of.consumer.as_ref().map(|pod| pod.uid.as_str());
+    let program = std::env::current_exe().context("find this program")?;
+    let hooks = device_names::Program {
+        program,
+        root: location.root.clone(),
+        socket: location.socket.clone(),
+    };
+    oci::apply(config, &hooks.claim_edits(id, consumer))
+}
+
+/// Returns the container edits of the devices, without the hooks of their claim.
+pub(super) fn edits(prepared: &PreparedDevices) -> Result<Vec<Edits>> {
+    let names = prepared.names.iter();
+    let names = names.filter(|name| !name.starts_with(device_names::CLAIM_KIND));
+    cdi::edits(&prepared.directories, &names.cloned().collect::<Vec<_>>())
+}
+
+/// Takes the marks out of a configuration. `None`: there are none.
+fn take_marks(config: &mut Value) -> Result<Option<Marked>> {
+    let marks = oci::take_hooks(config, device_names::STAGE, device_names::is_mark)?;
+    let mut marked: Option<Marked> = None;
+    for args in marks {
+        let (location, mark) =
+            parse_mark(&args).with_context(|| format!("the mark {args:?} of the container"))?;
+        let marked = marked.get_or_insert_with(|| Marked {
+            location,
+            devices: Vec::new(),
+        });
+        marked.devices.push(device_names::parse(&mark.device)?);
+    }
+    Ok(marked)
+}
+
+/// Takes the hooks of a container whose devices this program added.
+fn device_hooks(config: &mut Value) -> Result<Vec<Vec<String>>> {
+    oci::take_hooks(config, device_names::STAGE, device_names::is_claim)
+}
+
+fn parse_mark(args: &[String]) -> Result<(Location, MarkArgs)> {
+    let matches = super::Cli::command().try_get_matches_from(args)?;
+    let super::Cli { location, command } = super::Cli::from_arg_matches(&matches)?;
+    match command {
+        Command::Container(ContainerCommand::Device(mark)) => Ok((location, mark)),
+        _ => bail!("it is another command"),
+    }
+}
+
+async fn connect_in_time(location: &Location, settings: &SettingsArgs) -> Result<LocalClient> {
+    let began = Instant::now();
+    let most = Duration::from_secs(settings.daemon_wait_seconds);
+    loop {
+        match connect(location).await {
+            Err(_) if began.elapsed() < most => sleep(DAEMON_RETRY).await,
+            connected => return connected,
+        }
+    }
+}
+
+/// The state of a container that a runtime gives to its hooks (OCI runtime specification).
+#[derive(Deserialize)]
+struct State {
+    id: String,
+    #[serde(default)]
+    pid: i32,
+}
+
+/// Lets the claim belong to the first process of the container, and no more to the program that creates it.
+async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
+    let state: State =
+        serde_json::from_value(read_input().context("read the state of the container")?)?;
+    let process =
+        Process::of_container(state.pid).context("identify the first process of the container")?;
+    let (key, value) = annotation_of(&process);
+    let annotations = match &args.consumer {
+        Some(pod) => vec![(format!("{CONSUMER_ANNOTATION}{pod}"), Some(value))],
+        None => vec![
+            (key, Some(value)),
+            (CREATOR_ANNOTATION.to_owned(), None),
+            (CONTAINER_ANNOTATION.to_owned(), Some(state.id)),
+        ],
+    };
+    let client = connect_in_time(location, &SettingsArgs::default()).await?;
+    let claim = client
+        .annotate(&args.namespace, &args.name, &args.uid, &annotations)
+        .await
+        .with_context(|| {
+            format!(
+                "claim {}/{} has no devices for the container any more",
+                args.namespace, args.name
+            )
+        })?;
+    if !text(&claim, "/metadata/deletionTimestamp").is_empty() {
+        bail!(
+            "claim {}/{} ended before the container began",
+            args.namespace,
+            args.name
+        );
+    }
+    Ok(())
+}
+
+/// Waits until the claim is gone if it belongs to this container alone, so that the next one can have the devices.
+async fn deleted(location: &Location, args: &ClaimArgs) -> Result<()> {
+    if args.consumer.is_some() {
+        return Ok(());
+    }
+    let client = connect(location).await?;
+    let claim = match client.claim(&args.namespace, &args.name).await {
+        Err(error) if error.kind == ErrorKind::NotFound => None,
+        found => found?,
+    };
+    let Some(found) = claim.filter(|claim| text(claim, "/metadata/uid") == args.uid) else {
+        return Ok(());
+    };
+    if !OwnedClaim::of(&found)?.has_others(&client, &[]).await? {
+        client
+            .until_gone(&args.namespace, &args.name, &args.uid, END_WAIT)
+            .await;
+    }
+    Ok(())
+}

@@ -1,0 +1,321 @@
+//! Claims of the local API that belong to processes: of `run-with`, and of containers.
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nodedock_base::process::Process;
+use nodedock_kube::client::ErrorKind;
+use nodedock_kube::local::PROCESS_ANNOTATION;
+use nodedock_kube::local_client::{LocalClient, ObjectError};
+use nodedock_model::ObjectRef;
+use nodedock_proto::node::v1;
+use nodedockd::convert;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use uuid::Uuid;
+
+use super::client::{connect, is_connection_error};
+use super::local_api::text;
+use super::output::print_error;
+use super::pods::request_for;
+use super::{CommandError, Location, claim};
+
+/// Time for a daemon that is being restarted to answer again.
+pub(super) const DAEMON_WAIT: Duration = Duration::from_secs(60);
+pub(super) const DAEMON_RETRY: Duration = Duration::from_millis(200);
+
+/// Time after which a wait for devices is looked at, doubled up to the second.
+const WAIT_LOOK_MIN: Duration = Duration::from_secs(2);
+const WAIT_LOOK_MAX: Duration = Duration::from_secs(30);
+
+/// Least time for a claim to be decided.
+const DECISION_WAIT: Duration = Duration::from_secs(1);
+
+/// Pause between looks for a decision.
+const DECISION_LOOK: Duration = Duration::from_millis(50);
+
+/// Time that the end of the claim is waited for, so that its devices are free when the caller ends.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// Digits, of sixteen, that tell the names of claims apart.
+const NAME_DIGITS: usize = 12;
+
+/// A claim that ends with the processes in its annotations.
+pub(super) struct OwnedClaim {
+    pub(super) id: ObjectRef,
+}
+
+/// A claim to be made.
+pub(super) struct NewClaim {
+    pub(super) name: String,
+    /// Those by which it belongs to processes, and more.
+    pub(super) annotations: Vec<(String, String)>,
+    /// Object or null.
+    pub(super) labels: Value,
+    pub(super) spec: Value,
+}
+
+/// Time for which the devices of a claim are waited for.
+#[derive(Clone, Copy)]
+pub(super) struct DeviceWait {
+    /// `None`: without end.
+    pub(super) most: Option<Duration>,
+    /// Whether a wait is printed.
+    pub(super) is_reported: bool,
+    /// Whether devices are waited for that the machine does not have: of a class that does not exist, or that no selector matches.
+    pub(super) waits_for_missing: bool,
+}
+
+/// Devices of a prepared claim.
+pub(super) struct PreparedDevices {
+    /// CDI names.
+    pub(super) names: Vec<String>,
+    /// Directories of the CDI files that have them.
+    pub(super) directories: Vec<PathBuf>,
+}
+
+/// Returns a name that no other claim has.
+pub(super) fn new_name(prefix: &str) -> String {
+    let id = Uuid::new_v4().simple().to_string();
+    format!("{prefix}-{}", id.get(..NAME_DIGITS).unwrap_or(&id))
+}
+
+impl OwnedClaim {
+    /// Makes a claim; once, also if a daemon that crashes meanwhile does not answer that it did.
+    ///
+    /// # Errors
+    ///
+    /// Another claim has the name; the local API refuses the claim, or is not there for a minute.
+    pub(super) async fn make(
+        client: &LocalClient,
+        namespace: &str,
+        claim: NewClaim,
+    ) -> Result<Self> {
+        let name = &claim.name;
+        let annotations: serde_json::Map<_, _> = claim
+            .annotations
+            .into_iter()
+            .map(|(key, value)| (key, value.into()))
+            .collect();
+        let object = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": { "name": name, "annotations": annotations, "labels": claim.labels },
+            "spec": claim.spec,
+        });
+        let began = Instant::now();
+        loop {
+            match client.create(&object, namespace).await {
+                Ok(made) => return Self::of(&made),
+                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict => {
+                    let known = client.claim(namespace, name).await?;
+                    let known = known.with_context(|| format!("claim {name} is gone already"))?;
+                    let has = |(key, value): (&String, &Value)| {
+                        known["metadata"]["annotations"][key] == *value
+                    };
+                    if !annotations.iter().all(has) {
+                        bail!("there is a claim {namespace}/{name} already");
+                    }
+                    return Self::of(&known);
+                }
+                Err(ObjectError::Api(error))
+                    if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
+                {
+                    sleep(DAEMON_RETRY).await;
+                }
+                Err(error) => return Err(anyhow::Error::from(error).context("make a claim")),
+            }
+        }
+    }
+
+    /// Returns the claim of an object.
+    pub(super) fn of(object: &Value) -> Result<Self> {
+        let field = |name: &str| text(object, &format!("/metadata/{name}"));
+        let id = ObjectRef::new(field("namespace"), field("name"), field("uid"));
+        Ok(Self {
+            id: id.context("the local API named the claim wrongly")?,
+        })
+    }
+
+    /// Returns `NAMESPACE/NAME`.
+    pub(super) fn name(&self) -> String {
+        format!("{}/{}", self.id.namespace, self.id.name)
+    }
+
+    /// Returns whether processes run to which the claim belongs, other than these, by number.
+    pub(super) async fn has_others(&self, client: &LocalClient, own: &[i32]) -> Result<bool> {
+        let (namespace, name) = (self.id.namespace.as_str(), self.id.name.as_str());
+        let Some(claim) = client.claim(namespace, name).await? else {
+            return Ok(false);
+        };
+        let annotations = claim.pointer("/metadata/annotations");
+        for (key, value) in annotations.and_then(Value::as_object).into_iter().flatten() {
+            if !key.starts_with(PROCESS_ANNOTATION) {
+                continue;
+            }
+            let process: Process = serde_json::from_str(value.as_str().unwrap_or_default())
+                .with_context(|| format!("annotation {key} of claim {}", self.name()))?;
+            if !own.contains(&process.pid) && process.is_running()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Ends it. What fails here is done by the daemon when the processes have ended.
+    pub(super) async fn end(&self, location: &Location, client: &LocalClient) {
+        let (namespace, name, uid) = (
+            self.id.namespace.as_str(),
+            self.id.name.as_str(),
+            self.id.uid.as_str(),
+        );
+        let work = async {
+            let pod = Some(v1::ObjectRef {
+                uid: uid.to_owned(),
+                ..Default::default()
+            });
+            let mut daemon = connect(location).await?;
+            let answer = daemon
+                .unprepare_pod(v1::UnpreparePodRequest { pod })
+                .await?
+                .into_inner();
+            client.delete_claim(namespace, name, Some(uid)).await?;
+            if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
+                bail!(problem.message);
+            }
+            client.until_gone(namespace, name, uid, END_WAIT).await;
+            Ok(())
+        };
+        let failed = match timeout(END_WAIT, work).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the daemon did not answer in time".to_owned(),
+        };
+        print_error(&format!(
+            "warning: the daemon ends claim {}: {failed}",
+            self.name()
+        ));
+    }
+
+    /// Waits for the devices, and prepares them for a pod; without one for a pod with the identity of the claim, which needs no object.
+    pub(super) async fn prepare(
+        &self,
+        location: &Location,
+        client: &LocalClient,
+        pod: Option<&ObjectRef>,
+        wait: DeviceWait,
+    ) -> Result<PreparedDevices> {
+        self.wait_for_devices(location, client, wait).await?;
+        let pod = pod.unwrap_or(&self.id).clone();
+        let request = convert::pod_message(&request_for(pod, vec![self.id.name.clone()]), &[]);
+        let began = Instant::now();
+        let answer = loop {
+            // A request may be repeated at any time.
+            let answer = match connect(location).await {
+                Ok(mut daemon) => daemon
+                    .prepare_pod(request.clone())
+                    .await
+                    .map_err(anyhow::Error::from),
+                Err(error) => Err(error.into()),
+            };
+            match answer {
+                Ok(answer) => break answer.into_inner(),
+                Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => {
+                    sleep(DAEMON_RETRY).await
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
+            bail!("claim {} is not prepared: {}", self.name(), problem.message);
+        }
+        let containers = answer.containers.into_iter();
+        Ok(PreparedDevices {
+            names: containers
+                .flat_map(|container| container.cdi_devices)
+                .collect(),
+            directories: answer
+                .cdi_directories
+                .into_iter()
+                .map(PathBuf::from)
+                .collect(),
+        })
+    }
+
+    async fn wait_for_devices(
+        &self,
+        location: &Location,
+        client: &LocalClient,
+        wait: DeviceWait,
+    ) -> Result<()> {
+        let (namespace, name) = (self.id.namespace.as_str(), self.id.name.as_str());
+        let mut allocated = pin!(client.until_allocated(namespace, name));
+        let began = Instant::now();
+        let end = wait.most.map(|most| began + most);
+        let (mut pause, mut shown) = (WAIT_LOOK_MIN, String::new());
+        loop {
+            let next = Instant::now() + pause;
+            let next = end.map_or(next, |end| end.min(next));
+            let look = async {
+                sleep_until(next).await;
+                self.waiting(location).await
+            };
+            let waiting = tokio::select! {
+                biased;
+                found = &mut allocated => {
+                    let gone = || format!("claim {} was deleted", self.name());
+                    return found.map(drop).with_context(gone);
+                }
+                waiting = look => waiting,
+            };
+            let is_over = end.is_some_and(|end| Instant::now() >= end);
+            match waiting {
+                Ok(Some(waiting)) if is_over || (waiting.never && !wait.waits_for_missing) => {
+                    bail!("there are no devices: {}", reason(&waiting));
+                }
+                // An answer of a daemon that is restarted comes later.
+                Err(error) if is_over => return Err(error.context("wait for devices")),
+                Ok(None) if is_over => bail!("claim {} was not decided in time", self.name()),
+                Ok(Some(waiting)) if wait.is_reported => {
+                    let reason = reason(&waiting);
+                    if reason != shown {
+                        print_error(&format!("waiting for devices: {reason}"));
+                        shown = reason;
+                    }
+                }
+                Ok(_) | Err(_) => {}
+            }
+            pause = (pause * 2).min(WAIT_LOOK_MAX);
+        }
+    }
+
+    /// Returns why it is not allocated. `None`: it is, or that is not decided in time.
+    async fn waiting(&self, location: &Location) -> Result<Option<v1::WaitingClaim>> {
+        let began = Instant::now();
+        loop {
+            match claim::waiting(location, &self.name()).await? {
+                None if began.elapsed() < DECISION_WAIT => sleep(DECISION_LOOK).await,
+                waiting => return Ok(waiting),
+            }
+        }
+    }
+}
+
+/// Returns why a claim waits, as one sentence.
+fn reason(waiting: &v1::WaitingClaim) -> String {
+    let mut reason = waiting.reason.clone();
+    if !waiting.holders.is_empty() {
+        reason += &format!("; claims with such devices: {}", waiting.holders.join(", "));
+    }
+    if waiting.place > 1 {
+        reason += &format!("; {} claims wait before it", waiting.place - 1);
+    }
+    reason
+}
+
+/// Returns whether the daemon is not there to answer.
+pub(super) fn is_away(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CommandError::Unreachable { .. }))
+        || error.downcast_ref().is_some_and(is_connection_error)
+}
