@@ -216,6 +216,7 @@ mod tests {
             root,
             target,
             drivers: Vec::new(),
+            suites: Default::default(),
         };
         let driver = DriverPackage {
             name: "pci".into(),

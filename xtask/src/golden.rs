@@ -287,6 +287,7 @@ mod tests {
             root: root.to_owned(),
             target: root.join("target"),
             drivers: Vec::new(),
+            suites: Default::default(),
         }
     }
 

@@ -13,7 +13,6 @@ mod oci;
 mod runtime;
 
 use std::io::Read;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};

@@ -482,6 +482,7 @@ pub fn prepared(outcome: &PodOutcome) -> v1::PreparePodResponse {
             .iter()
             .map(|resource| resources::outcome(resource, "allocated"))
             .collect(),
+        cdi_directories: Vec::new(),
     }
 }
 
@@ -571,6 +572,7 @@ pub fn known_pod(view: &PodView) -> v1::PreparePodResponse {
             .collect(),
         containers: view.containers.iter().map(container_devices).collect(),
         resources: view.resources.iter().map(resources::held).collect(),
+        cdi_directories: Vec::new(),
     }
 }
 

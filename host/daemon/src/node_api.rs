@@ -166,7 +166,7 @@ impl Node for NodeApi {
         if let Some(local) = &self.local_claims {
             let claims = outcome.claims.iter();
             let claims = claims.map(|claim| (namespace.to_string(), claim.name.to_string()));
-            let devices = self.device_names.of_claims(&local.names(), claims).await;
+            let devices = self.device_names.claim_devices(local, claims).await;
             let devices = devices.map_err(|error| {
                 let message = format!("names of claims for containers: {error:#}");
                 refuse(Problem::internal(ProblemCode::CdiNotWritten, message))

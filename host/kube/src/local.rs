@@ -184,6 +184,14 @@ impl LocalClaims {
         parts.tasks.spawn_until_stopped("claim-processes", follow);
     }
 
+    /// Returns whether a claim, by namespace and name, ends with processes.
+    pub fn ends_with_processes(&self, claim: &(String, String)) -> bool {
+        let view = self.0.view.borrow();
+        view.claims
+            .get(claim)
+            .is_some_and(|claim| names::ends_with_processes(claim))
+    }
+
     /// Returns what containers may name.
     pub fn names(&self) -> LocalNames {
         LocalNames::of(&self.0.view.borrow().clone())

@@ -15,6 +15,8 @@ pub(super) struct PodOutput {
     resources: Vec<v1::ResourceOutcome>,
     #[serde(skip_serializing_if = "Option::is_none")]
     containers: Option<Vec<v1::ContainerDevices>>,
+    #[serde(rename = "cdiDirectories", skip_serializing_if = "Vec::is_empty")]
+    cdi_directories: Vec<String>,
     /// Why containers cannot start.
     #[serde(skip)]
     failed: Vec<String>,
@@ -27,12 +29,14 @@ impl PodOutput {
             claims,
             containers,
             resources,
+            cdi_directories,
         } = answer;
         Self {
             pod,
             claims,
             resources,
             containers: Some(containers),
+            cdi_directories,
             failed,
         }
     }
@@ -48,6 +52,7 @@ impl PodOutput {
             claims,
             resources,
             containers: None,
+            cdi_directories: Vec::new(),
             failed: Vec::new(),
         }
     }

@@ -171,7 +171,7 @@ fn render(daemon: &str, names: &LocalNames, program: &Program) -> BTreeMap<Strin
         specs.push((cdi_class, kind.clone(), devices.collect::<Vec<_>>()));
     }
     let claims = names.of_processes.iter().map(|claim| Device {
-        name: device_of(claim),
+        name: device_of(claim.namespace.as_str(), claim.name.as_str()),
         container_edits: program.claim_edits(claim, None),
     });
     let claims: Vec<_> = claims.collect();
@@ -201,8 +201,8 @@ fn file_name(daemon: &str, class: &str) -> String {
 }
 
 /// Returns the name of the device of a claim. Neither part has an underscore.
-fn device_of(claim: &ObjectRef) -> String {
-    format!("{}_{}", claim.namespace, claim.name)
+fn device_of(namespace: &str, name: &str) -> String {
+    format!("{namespace}_{name}")
 }
 
 /// Returns the files of an earlier run, without content.
@@ -320,21 +320,22 @@ impl DeviceNames {
         Ok(())
     }
 
-    /// Writes the files anew for claims of a request that belong to processes, and returns the names of their devices.
-    pub async fn of_claims(
+    /// Returns the names of the devices of claims that end with processes, by namespace and name, once their file has these.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be written.
+    pub async fn claim_devices(
         &self,
-        names: &LocalNames,
+        local: &LocalClaims,
         claims: impl Iterator<Item = (String, String)>,
     ) -> Result<Vec<String>> {
-        let wanted: BTreeSet<_> = claims.collect();
-        let found = names.of_processes.iter().filter(|claim| {
-            wanted.contains(&(claim.namespace.to_string(), claim.name.to_string()))
-        });
-        let devices: Vec<_> = found
-            .map(|claim| format!("{CLAIM_KIND}{}", device_of(claim)))
+        let of_processes = claims.filter(|claim| local.ends_with_processes(claim));
+        let devices: Vec<_> = of_processes
+            .map(|(namespace, name)| format!("{CLAIM_KIND}{}", device_of(&namespace, &name)))
             .collect();
         if !devices.is_empty() {
-            self.write(names).await?;
+            self.write(&local.names()).await?;
         }
         Ok(devices)
     }

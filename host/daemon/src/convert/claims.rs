@@ -9,8 +9,7 @@ use nodedock_core::manager::claims::{
 use nodedock_core::pools::NodePools;
 use nodedock_kube::local::{Excluded, NotAllocatedKind, WaitingClaim};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, ObjectRef, Problem, PutBack, ReleaseRecord,
-    Transition,
+    Caller, ClaimRecord, DriverName, DriverPart, Problem, PutBack, ReleaseRecord, Transition,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {

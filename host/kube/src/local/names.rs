@@ -31,8 +31,7 @@ impl LocalNames {
             of_processes: Vec::new(),
         };
         for ((namespace, name), claim) in &view.claims {
-            let mut annotations = claim.annotations().keys();
-            if annotations.any(|key| key.starts_with(PROCESS_ANNOTATION)) {
+            if ends_with_processes(claim) {
                 let uid = claim.uid().unwrap_or_default();
                 names
                     .of_processes
@@ -67,6 +66,11 @@ impl NamesListener {
             self.views.changed().await.ok()?;
         }
     }
+}
+
+pub(super) fn ends_with_processes(claim: &ResourceClaim) -> bool {
+    let mut annotations = claim.annotations().keys();
+    annotations.any(|key| key.starts_with(PROCESS_ANNOTATION))
 }
 
 fn classes_of(claim: &ResourceClaim) -> impl Iterator<Item = &str> {

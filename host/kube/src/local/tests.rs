@@ -232,6 +232,14 @@ impl Machine {
                 self.state
                     .apply(Change::Node(ObjectEvent::Is(Arc::new(of(node)))));
             }
+            Step::MakeClass(class) => {
+                self.state
+                    .apply(Change::Class(ObjectEvent::Is(Arc::new(*class))));
+            }
+            Step::RemoveClass(class) => {
+                self.state
+                    .apply(Change::Class(ObjectEvent::Gone(key(&*class))));
+            }
             Step::Make { pod, claim } => {
                 let made = format!("{}-{}-x", pod.name_any(), claim.name);
                 let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid() });
@@ -302,6 +310,50 @@ impl Machine {
             .map(|consumer| format!("{}/{}", consumer.name, consumer.uid))
             .collect()
     }
+}
+
+#[test]
+fn machine_without_classes_gets_default_ones() {
+    let mut machine = Machine::new(1);
+    assert_eq!(machine.state.classes().collect::<Vec<_>>(), ["any"]);
+    let any = || (String::new(), "any".to_owned());
+    machine.state.apply(Change::Class(ObjectEvent::Gone(any())));
+    machine.create_of("c", json!({ "deviceClassName": "d" }));
+    machine.settle();
+    assert_eq!(machine.state.classes().collect::<Vec<_>>(), ["d"]);
+    assert_eq!(machine.devices("c"), Some(vec!["d0".into()]));
+    let class = json!({ "metadata": { "name": "mine" }, "spec": {} });
+    machine
+        .state
+        .apply(Change::Class(ObjectEvent::Is(Arc::new(of(class)))));
+    machine.settle();
+    assert_eq!(machine.state.classes().collect::<Vec<_>>(), ["mine"]);
+}
+
+#[test]
+fn hopeless_claims_are_known() {
+    let mut machine = Machine::new(1);
+    for (claim, count) in [("a", 1), ("b", 1), ("c", 2)] {
+        machine.create(claim, count);
+    }
+    machine.create_of("d", json!({ "deviceClassName": "none" }));
+    machine.settle();
+    let refusals = machine.state.refusals().into_iter();
+    let kinds: Vec<_> = refusals
+        .map(|((_, name), why)| {
+            let holder = why.devices.first().and_then(|device| device.claim.clone());
+            (name, why.kind, holder)
+        })
+        .collect();
+    let a = machine.claims[&name("a")].uid();
+    assert_eq!(
+        kinds,
+        [
+            ("b".to_owned(), NotAllocatedKind::Unsatisfiable, a.clone()),
+            ("c".to_owned(), NotAllocatedKind::Never, a),
+            ("d".to_owned(), NotAllocatedKind::Invalid, None),
+        ]
+    );
 }
 
 #[test]
