@@ -14,7 +14,7 @@ use super::{api, machine_with};
 use crate::containers::{CDI_DIR, Podman};
 
 /// A script that shows the variables of the devices.
-const SHOW: &str = "busybox env | busybox grep MOCK_GPU_";
+const SHOW: &str = "busybox env | busybox grep '^MOCK_GPU_[0-9]*='";
 
 /// Number of the next class.
 static CLASSES: AtomicU32 = AtomicU32::new(0);
