@@ -118,7 +118,7 @@ pub(super) async fn run(location: &Location, command: ContainerCommand) -> Resul
             Ok(())
         }
         ContainerCommand::Device(mark) => bail!(
-            "the container has no device for {}: its runtime is not `nodedock runtime`, and no hook of the stage precreate added it (https://nodedock.dev/containers)",
+            "the container has no device for {}: its runtime is not `nodedock runtime`, and no hook `nodedock container precreate` gave it one",
             mark.device
         ),
     }

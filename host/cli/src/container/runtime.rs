@@ -27,6 +27,16 @@ const CONFIG_VARIABLE: &str = "NODEDOCK_RUNTIME_CONFIG";
 /// Runtimes of which the first that is installed is run where the config names none.
 const RUNTIMES: [&str; 3] = ["runc", "crun", "youki"];
 
+/// Directories of programs, behind those of `PATH`.
+const DIRECTORIES: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+
 /// Commands of an OCI runtime's command line that begin a container, and those that an argument before them cannot be.
 const BEGINS: [&str; 2] = ["create", "run"];
 const RESTORE: &str = "restore";
@@ -101,9 +111,12 @@ impl Config {
 
     /// Returns the path of the runtime.
     fn runtime(&self) -> Result<PathBuf> {
-        let directories: Vec<_> = std::env::var_os("PATH")
-            .map(|path| std::env::split_paths(&path).collect())
-            .unwrap_or_default();
+        // podman's monitor calls `delete` without a PATH.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let directories: Vec<_> = std::env::split_paths(&path)
+            .filter(|directory| directory.is_absolute())
+            .chain(DIRECTORIES.map(PathBuf::from))
+            .collect();
         let names: Vec<&Path> = match &self.runtime {
             Some(path) if path.components().count() > 1 => return Ok(path.clone()),
             Some(name) => vec![name],
