@@ -48,7 +48,8 @@ impl Program {
 
     fn spawn(mut command: Command, select: &str, arguments: &[&str]) -> Self {
         command
-            .args(["run-with", "--class", "gpu", "--select", select, "--"])
+            .args(["run-with", "--class", "gpu", "--wait-for-missing"])
+            .args(["--select", select, "--"])
             .args(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -301,7 +302,7 @@ async fn failed_program_leaves_nothing() {
     daemon
         .cli(&select)
         .await
-        .failed_with(1, &["there are no devices", "4 not matched by selectors"]);
+        .failed_with(125, &["there are no devices", "4 not matched by selectors"]);
     let nonsense = [
         "run-with",
         "--class",
@@ -314,7 +315,7 @@ async fn failed_program_leaves_nothing() {
     daemon
         .cli(&nonsense)
         .await
-        .failed_with(1, &["make a claim", "expression"]);
+        .failed_with(125, &["make a claim", "expression"]);
     let missing = ["run-with", "--class", "gpu", "--", "/no/such/program"];
     daemon
         .cli(&missing)
@@ -323,7 +324,7 @@ async fn failed_program_leaves_nothing() {
     daemon
         .cli(&["run-with", "--class", "gpu", "--", "podman", "ps"])
         .await
-        .failed_with(2, &["podman run"]);
+        .failed_with(125, &["podman run"]);
     let mut waits = Program::start(&daemon, "false", &["true"]);
     let api = api(&daemon).await;
     while api.claims(None).await.unwrap().is_empty() {
