@@ -166,6 +166,13 @@ impl Root {
         output("nodedock", self.command(), args).await
     }
 
+    /// Runs a command to its end, as another user of the machine.
+    pub async fn cli_as(&self, user: u32, group: u32, args: &[&str]) -> Output {
+        let mut command = self.command();
+        command.uid(user).gid(group).current_dir("/");
+        output("nodedock", command, args).await
+    }
+
     /// Runs the node program to its end.
     pub async fn run_node_program(&self, args: &[&str]) -> Output {
         output("nodedockd", self.node_program(), args).await

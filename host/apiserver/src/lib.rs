@@ -41,12 +41,12 @@ mod yaml;
 
 pub use discovery::{discovered_group, discovered_resources};
 pub use identity::{Identity, IdentityError, KUBECONFIG_NAME, kubeconfig};
-pub use options::{Check, ObjectWrite, Options};
+pub use options::{Access, Check, ObjectWrite, Options};
 pub use protobuf::{CONTENT_TYPE as PROTOBUF, to_json as protobuf_to_json};
 pub use resources::{DRA_GROUP, EVENTS_GROUP, Resource, resource, resources};
 pub use respond::Body;
 pub use route::{Query, Route};
-pub use serve::{ServeError, serve_tls, serve_unix};
+pub use serve::{ServeError, serve_tls, serve_unix, serve_unix_by_user};
 pub use server::{OpenError, Server};
 pub use state::{Draft, Snapshot};
 pub use status::{Cause, Refusal};

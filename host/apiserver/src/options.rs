@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::route::Route;
-use crate::status::Cause;
+use crate::status::{Cause, Refusal};
 
 /// Size of the changes from which a watch can continue, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In
 /// memory they take several times as much.
@@ -13,6 +13,9 @@ const HISTORY_BYTES_MAX: usize = 4 << 20;
 
 /// A check beyond the published rules of an object.
 pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
+
+/// A decision whether a request for a resource is answered.
+pub type Access = Arc<dyn Fn(&Route) -> Result<(), Refusal> + Send + Sync>;
 
 /// Write of an object by a request.
 #[derive(Clone, Copy, Debug)]

@@ -154,6 +154,9 @@ impl Server {
         if route.verb.is_empty() {
             return Err(status::no_such_method());
         }
+        if let Some(access) = &self.access {
+            access(&route)?;
+        }
         let shape = Shape::of(&route, header(&head.headers, ACCEPT))?;
         let object = |object| Ok(ApiResponse::json(200, &shape.of_object(&route, object)));
         match route.verb {
@@ -234,6 +237,10 @@ impl Server {
         if let Some(review) = reviews::find(&path) {
             if head.method != Method::POST {
                 return Err(status::no_such_method());
+            }
+            // Every review says that its user may do everything.
+            if self.access.is_some() {
+                return Err(status::plain(403));
             }
             // The answer does not depend on what is asked, which kubectl encodes as protobuf.
             let is_json = !header(&head.headers, CONTENT_TYPE).starts_with(protobuf::CONTENT_TYPE);

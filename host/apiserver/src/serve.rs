@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -60,6 +60,33 @@ pub async fn serve_unix(server: Server, listener: UnixListener, stop: Cancellati
         move |stream| connection(stream, server.clone(), None),
     )
     .await;
+}
+
+/// Serves like [`serve_unix`], each connection by the server for the user of its client. `None` from `server_of` closes it.
+pub async fn serve_unix_by_user<F>(
+    server_of: impl Fn(u32) -> F + Clone + Send + Sync + 'static,
+    listener: UnixListener,
+    stop: CancellationToken,
+) where
+    F: Future<Output = Option<Server>> + Send,
+{
+    let open = move |stream: UnixStream| {
+        let server_of = server_of.clone();
+        async move {
+            match stream.peer_cred().map(|peer| peer.uid()) {
+                Ok(user) => {
+                    if let Some(server) = server_of(user).await {
+                        connection(stream, server, None).await;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the user of a client of the API is not known");
+                }
+            }
+        }
+    };
+    let accept = || async { listener.accept().await.map(|(stream, _)| stream) };
+    serve(accept, CONNECTIONS_MAX, stop, open).await;
 }
 
 /// Serves like [`serve_unix`], with TLS and for clients that have the token of `identity`. Clients without it cannot block them.

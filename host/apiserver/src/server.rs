@@ -7,7 +7,7 @@ use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::options::{Check, Options};
+use crate::options::{Access, Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
 use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, Turn, key};
@@ -38,6 +38,8 @@ pub struct Server {
     pub(crate) shared: Arc<ObjectStore>,
     /// Instead of that of the options.
     pub(crate) check: Option<Check>,
+    /// `None`: every request is answered.
+    pub(crate) access: Option<Access>,
 }
 
 impl std::fmt::Debug for Server {
@@ -117,6 +119,7 @@ impl Server {
         let server = Self {
             shared: Arc::new(ObjectStore::new(options, storage, load(loaded)?)),
             check: None,
+            access: None,
         };
         if controllers {
             server.ensure_namespace("default").await?;
@@ -130,10 +133,25 @@ impl Server {
         Self {
             shared: Arc::clone(&self.shared),
             check: Some(check),
+            access: self.access.clone(),
         }
     }
 
-    async fn ensure_namespace(&self, name: &str) -> Result<(), StorageError> {
+    /// The same server for clients that may do less.
+    #[must_use]
+    pub fn with_access(&self, access: Access) -> Self {
+        Self {
+            access: Some(access),
+            ..self.clone()
+        }
+    }
+
+    /// Makes a namespace if there is none of this name.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be stored.
+    pub async fn ensure_namespace(&self, name: &str) -> Result<(), StorageError> {
         let Some(namespaces) = resources::resource("namespaces") else {
             return Ok(());
         };

@@ -30,6 +30,8 @@ pub struct Paths {
     /// Socket of the local API, and what clients on its address know it by.
     pub api: PathBuf,
     pub api_identity: PathBuf,
+    /// Sockets for users other than the daemon's, as those of the node API and of the local API.
+    pub users: PathBuf,
     /// Locked by the instance that serves, where there may be several.
     pub instance_lock: PathBuf,
     /// The instances that were started on this root, the newest last.
@@ -68,6 +70,7 @@ impl Paths {
             admin: root.join("run/nodedock/admin.sock"),
             api: root.join("run/nodedock/api.sock"),
             api_identity: root.join("var/lib/nodedock/api-identity.json"),
+            users: root.join("run/nodedock-users"),
             instance_lock: root.join("var/lib/nodedock/instance.lock"),
             instances: root.join("var/lib/nodedock/instances"),
             handover: root.join("run/nodedock/handover.sock"),

@@ -30,6 +30,30 @@ pub fn group_in(groups: &Path, name: &str) -> io::Result<Option<u32>> {
     }))
 }
 
+/// Returns the user of this process outside its user namespace, in which it may be root.
+///
+/// # Errors
+///
+/// `/proc/self/uid_map` cannot be read or has no such user.
+pub fn outer_uid() -> io::Result<u32> {
+    let map = std::fs::read_to_string("/proc/self/uid_map")?;
+    let inner = rustix::process::geteuid().as_raw();
+    outer_uid_in(&map, inner)
+        .ok_or_else(|| io::Error::other(format!("/proc/self/uid_map has no user {inner}")))
+}
+
+/// Looks a user up in lines of `INSIDE OUTSIDE COUNT` (user_namespaces(7)).
+fn outer_uid_in(map: &str, inner: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line
+            .split_ascii_whitespace()
+            .map(|number| number.parse::<u32>().ok());
+        let (inside, outside, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let offset = inner.checked_sub(inside).filter(|offset| *offset < count)?;
+        outside.checked_add(offset)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +71,19 @@ mod tests {
         assert_eq!(name_in(&passwd, 1000).as_deref(), Some("op"));
         assert_eq!((name_in(&passwd, 7), name_in(&passwd, 8)), (None, None));
         assert_eq!(name_in(&directory.path().join("none"), 0), None);
+    }
+
+    #[test]
+    fn user_is_known_outside_its_namespace() {
+        let map = "         0       1000          1\n         1     100000      65536\n";
+        assert_eq!(outer_uid_in(map, 0), Some(1000));
+        assert_eq!(outer_uid_in(map, 7), Some(100_006));
+        assert_eq!(
+            (outer_uid_in(map, 70_000), outer_uid_in("x", 0)),
+            (None, None)
+        );
+        assert_eq!(outer_uid_in("0 0 4294967295\n", 5), Some(5));
+        assert!(outer_uid().is_ok());
     }
 
     #[test]

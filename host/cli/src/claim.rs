@@ -10,7 +10,7 @@ use nodedock_proto::node::v1;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::local_api::{connect, devices, text};
+use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CommandError, Location, explain, names};
 use nodedock_core::manifest;
@@ -36,8 +36,14 @@ pub(super) struct CreateArgs {
     /// ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and Namespaces as Kubernetes YAML or JSON; may be given several times
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
-    /// Namespace of what names none
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    /// Namespace of what names none [default: default; for users other than root user-UID]
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     namespace: String,
     /// Seconds to wait for the devices of a claim; 0: not at all
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
@@ -51,7 +57,14 @@ pub(super) struct GetArgs {
     /// Only the claims of this file; may be given several times
     #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
     filename: Vec<PathBuf>,
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    /// Namespace [default: default; for users other than root user-UID]
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     namespace: String,
     /// List claims of all namespaces
     #[arg(short = 'A', long, conflicts_with_all = ["name", "filename"])]
@@ -68,8 +81,14 @@ pub(super) struct NameArgs {
     /// The objects of this file; may be given several times
     #[arg(short, long, value_name = "FILE")]
     filename: Vec<PathBuf>,
-    /// Namespace of what names none
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    /// Namespace of what names none [default: default; for users other than root user-UID]
+    #[arg(
+        short,
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     namespace: String,
 }
 
@@ -82,8 +101,17 @@ pub(super) struct DeleteArgs {
     timeout: u64,
 }
 
-pub(super) async fn run(location: &Location, command: ClaimCommand) -> Result<()> {
+pub(super) async fn run(location: &Location, mut command: ClaimCommand) -> Result<()> {
     let client = connect(location).await?;
+    let given = match &mut command {
+        ClaimCommand::Create(args) => &mut args.namespace,
+        ClaimCommand::Get(args) => &mut args.namespace,
+        ClaimCommand::Describe(args) => &mut args.namespace,
+        ClaimCommand::Delete(args) => &mut args.names.namespace,
+    };
+    if given.is_empty() {
+        *given = namespace(location);
+    }
     match command {
         ClaimCommand::Create(args) => create(location, &client, args).await,
         ClaimCommand::Get(args) => get(&client, args).await,

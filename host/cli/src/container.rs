@@ -19,9 +19,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, FromArgMatches, Subcommand};
 use nodedock_base::process::Process;
 use nodedock_kube::client::ErrorKind;
-use nodedock_kube::local::{
-    CONSUMER_ANNOTATION, CONTAINER_NAMESPACE as NAMESPACE, CREATOR_ANNOTATION, annotation_of,
-};
+use nodedock_kube::local::{CONSUMER_ANNOTATION, CREATOR_ANNOTATION, annotation_of};
 use nodedock_kube::local_client::LocalClient;
 use nodedock_model::{Edits, ObjectRef};
 use serde::Deserialize;
@@ -29,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::local_api::{connect, text};
+use super::local_api::{connect, namespace, text};
 use super::output::{print_error, print_text};
 use super::owned_claim::{
     DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
@@ -206,6 +204,7 @@ async fn uses(
     container: Option<&str>,
     creator: &Process,
 ) -> Result<Vec<Use>> {
+    let namespace = namespace(&marked.location);
     let mut uses = Vec::new();
     let mut requests = Vec::new();
     let (_, process) = annotation_of(creator);
@@ -216,11 +215,11 @@ async fn uses(
                 "exactly": { "deviceClassName": class, "allocationMode": "ExactCount", "count": count },
             })),
             ClassDevice::Claim(name) => {
-                let found = client.claim(NAMESPACE, name).await?;
-                let found = found.with_context(|| format!("there is no claim {NAMESPACE}/{name}"))?;
+                let found = client.claim(&namespace, name).await?;
+                let found = found.with_context(|| format!("there is no claim {namespace}/{name}"))?;
                 let claim = OwnedClaim::of(&found)?;
                 let uid = Uuid::new_v4().to_string();
-                let pod = ObjectRef::new(NAMESPACE, &format!("container-{uid}"), &uid)?;
+                let pod = ObjectRef::new(&namespace, &format!("container-{uid}"), &uid)?;
                 let consumer = [(format!("{CONSUMER_ANNOTATION}{uid}"), Some(process.clone()))];
                 let id = &claim.id;
                 client
@@ -240,7 +239,7 @@ async fn uses(
             spec: json!({ "devices": { "requests": requests } }),
         };
         uses.push(Use {
-            claim: OwnedClaim::make(client, NAMESPACE, claim).await?,
+            claim: OwnedClaim::make(client, &namespace, claim).await?,
             consumer: None,
         });
     }

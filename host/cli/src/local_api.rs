@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use nodedock_kube::local::{CONTAINER_NAMESPACE, user_namespace};
 use nodedock_kube::local_client::LocalClient;
 use serde_json::Value;
 
@@ -26,6 +27,12 @@ pub(super) async fn connect(location: &Location) -> Result<LocalClient> {
         }
         .into()
     })
+}
+
+/// Returns the namespace of claims whose namespace is not given.
+pub(super) fn namespace(location: &Location) -> String {
+    let user = location.user().map(user_namespace);
+    user.unwrap_or_else(|| CONTAINER_NAMESPACE.to_owned())
 }
 
 #[derive(Args)]

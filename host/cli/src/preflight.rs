@@ -100,7 +100,8 @@ async fn checks(config: &Config) -> Vec<Check> {
         writable("CDI directory", &config.paths.cdi),
         spec_directories(&config.paths),
     ];
-    checks.extend(runtimes::checks(&config.root, &config.paths.cdi));
+    let has_kubernetes = config.kubernetes.is_some();
+    checks.extend(runtimes::checks(&config.root, &config.paths.cdi, has_kubernetes).await);
     checks.push(state_directory(&config.paths, &config.root));
     checks.push(drivers_directory(&config.paths.drivers));
     checks.extend(config.drivers.images.iter().map(driver_image));
@@ -113,6 +114,7 @@ async fn checks(config: &Config) -> Vec<Check> {
         )),
         Some(kubernetes) => {
             checks.extend(kubelet::checks(&kubernetes.kubelet_root));
+            checks.extend(runtimes::kubelets(&config.root, &kubernetes.kubelet_root));
             checks.extend(cluster(kubernetes).await);
         }
     }
@@ -345,10 +347,10 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
         }
         Ok(Some(info)) => {
             let kubelet = format!("{name}, kubelet {}", info.kubelet_version);
-            vec![
-                Check::new(NAME, CheckStatus::Ok, kubelet),
-                runtimes::of_node(&info.container_runtime_version),
-            ]
+            let runtime = runtimes::of_node(&info.container_runtime_version);
+            let mut checks = vec![Check::new(NAME, CheckStatus::Ok, kubelet), runtime];
+            checks.extend(runtimes::talos(&info.os_image));
+            checks
         }
     }
 }

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
-use super::local_api::connect;
+use super::local_api::{connect, namespace};
 use super::output::print_error;
 use super::owned_claim::{
     DAEMON_RETRY, DAEMON_WAIT, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
@@ -69,7 +69,7 @@ pub(super) struct RunWithArgs {
     /// Name of the claim [default: that of the file, or a new one]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Namespace of the claim [default: that of the file, or default]
+    /// Namespace of the claim [default: that of the file, or default; for users other than root user-UID]
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
     /// Seconds to wait for the devices [default: as long as it takes]
@@ -109,7 +109,7 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     // Before anything is made: what cannot be started has no use for a device.
     with_devices(&args.program, &[])?;
     let process = Process::this().context("identify this process")?;
-    let (namespace, new) = new_claim(&args, &process)?;
+    let (namespace, new) = new_claim(location, &args, &process)?;
     let client = connect(location).await?;
     let mut signals = StopSignals::new()?;
     let claim = OwnedClaim::make(&client, &namespace, new).await?;
@@ -145,7 +145,11 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
 }
 
 /// Returns the claim of the arguments, and its namespace.
-fn new_claim(args: &RunWithArgs, process: &Process) -> Result<(String, NewClaim)> {
+fn new_claim(
+    location: &Location,
+    args: &RunWithArgs,
+    process: &Process,
+) -> Result<(String, NewClaim)> {
     let file = args
         .filename
         .as_deref()
@@ -172,7 +176,7 @@ fn new_claim(args: &RunWithArgs, process: &Process) -> Result<(String, NewClaim)
         },
     };
     Ok((
-        given(&args.namespace, "namespace").unwrap_or_else(|| "default".to_owned()),
+        given(&args.namespace, "namespace").unwrap_or_else(|| namespace(location)),
         claim,
     ))
 }

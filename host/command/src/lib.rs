@@ -19,6 +19,7 @@ use tonic::Status;
 
 use nodedock_base::error::chain;
 use nodedock_base::paths::Paths;
+use nodedock_base::users;
 
 use crate::output::print_error;
 
@@ -49,11 +50,24 @@ impl Default for Location {
 }
 
 impl Location {
-    /// Returns the socket of the node API.
+    /// Returns the socket of the node API: of users, if this is one whom the daemon serves.
     pub fn socket(&self) -> PathBuf {
-        self.socket
-            .clone()
-            .unwrap_or_else(|| Paths::below(&self.root).socket)
+        let paths = Paths::below(&self.root);
+        match (&self.socket, self.user()) {
+            (Some(socket), _) => socket.clone(),
+            (None, Some(_)) => paths.users.join("nodedock.sock"),
+            (None, None) => paths.socket,
+        }
+    }
+
+    /// Returns the user of this process, outside its user namespace, if the daemon has sockets for users. `None`: it may use the daemon's own.
+    pub fn user(&self) -> Option<u32> {
+        // no error: the daemon's own socket is tried then, and refuses others
+        let uid = users::outer_uid().ok().filter(|uid| *uid != 0)?;
+        let directory = Paths::below(&self.root).users;
+        // A directory that this user may not enter is there.
+        let is_missing = matches!(directory.join("nodedock.sock").try_exists(), Ok(false));
+        (self.socket.is_none() && !is_missing).then_some(uid)
     }
 }
 

@@ -10,6 +10,7 @@ mod local;
 mod node_name;
 mod reload;
 mod state;
+mod users;
 
 pub use cluster::client as cluster_client;
 pub use local::KeptIdentity;
@@ -76,6 +77,7 @@ use self::cluster::{Connected, KubeletSockets, StoredOffers};
 use self::device_names::DeviceNames;
 use self::local::LocalApi;
 use self::reload::Reload;
+use self::users::UserSockets;
 
 /// Time that a crash of the daemon stays a condition.
 const CRASH_REPORTED: Duration = Duration::from_secs(600);
@@ -209,6 +211,7 @@ struct Sockets {
     admin_address: Option<ListenAddress>,
     device_plugins: UnixListener,
     local_api: Option<local::Listeners>,
+    users: Option<UserSockets>,
 }
 
 impl Daemon {
@@ -263,8 +266,26 @@ impl Sockets {
             Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await),
             None => None,
         };
+        let users = match config
+            .local_api
+            .as_ref()
+            .and_then(|local| local.users.as_ref())
+        {
+            Some(users) => {
+                users::make_directory(&paths.users, users)?;
+                let [node_api, api] = users::paths(&paths.users);
+                let sockets = UserSockets {
+                    node_api: open(&node_api).await?,
+                    api: open(&api).await?,
+                };
+                users::open_sockets(&paths.users, users)?;
+                Some(sockets)
+            }
+            None => None,
+        };
         Ok(Self {
             local_api,
+            users,
             node_api: open(&paths.socket).await?,
             pod_resources: open(&paths.pod_resources).await?,
             admin: socket::bind(&paths.admin).await?,
@@ -550,6 +571,10 @@ impl Built {
             conditions.clone(),
         );
         intake.spawn_until_stopped("device-names", keep);
+        let (users_api, users_node_api) = match sockets.users {
+            Some(UserSockets { node_api, api }) => (Some(api), Some(node_api)),
+            None => (None, None),
+        };
         let local_taints = match self.local.zip(sockets.local_api) {
             Some((local, listeners)) => {
                 let parts = local::Parts {
@@ -561,7 +586,7 @@ impl Built {
                     at_start: at_start.clone(),
                     tasks: intake.clone(),
                 };
-                Some(local.start(parts, listeners)?)
+                Some(local.start(parts, listeners, users_api)?)
             }
             None => None,
         };
@@ -598,6 +623,7 @@ impl Built {
                 .map(|cluster| cluster.taints.clone())
                 .or(local_taints),
             local_claims,
+            is_for_users: false,
             device_names,
             recorded_hardware: config.hardware.is_simulated(),
             extended_resources: kubelet_sockets
@@ -612,6 +638,12 @@ impl Built {
             },
             tasks: tasks_of_api,
         };
+        if let Some(listener) = users_node_api {
+            intake.spawn(
+                "users-node-api",
+                node_api::serve_users(api.clone(), listener),
+            );
+        }
         intake.spawn("node-api", node_api::serve(api, sockets.node_api));
         intake.spawn_until_stopped(
             "admin",

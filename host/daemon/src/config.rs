@@ -29,7 +29,7 @@ use nodedock_wasm::trust;
 pub use cdi_files::CdiFilesSection;
 pub use driver_images::DriverImageEntry;
 pub use kubernetes::{KubernetesConfig, KubernetesFlags, KubernetesSection, SettingsError};
-pub use local_api::{LocalApiConfig, LocalApiFlags, LocalApiSection};
+pub use local_api::{LocalApiConfig, LocalApiFlags, LocalApiSection, UsersConfig};
 pub use node_name::NodeName;
 pub use recording::{RecordedName, RecordingSection};
 
@@ -361,7 +361,7 @@ impl Config {
             paths
                 .cdi_spec_dirs
                 .iter()
-                .chain([&paths.cdi, &paths.socket])
+                .chain([&paths.cdi, &paths.socket, &paths.users])
                 .cloned(),
         );
         own.extend(

@@ -1,8 +1,11 @@
 //! The node API on its Unix socket.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Ready;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use futures::future::Either;
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
 use nodedock_proto::node::v1::{self, *};
 use nodedock_proto::unix;
@@ -24,16 +27,17 @@ use nodedock_base::users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
+use nodedock_core::manager::claims::PodSelector;
 use nodedock_core::manager::devices::{Capacity, ResourceSource};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
 use nodedock_kube::extended_resources::ExtendedResources;
-use nodedock_kube::local::LocalClaims;
+use nodedock_kube::local::{LocalClaims, user_namespace};
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode,
-    is_plugin_driver, limit,
+    Caller, Claim, DriverName, ExtendedResource, HealthState, ObjectRef, PodRequest, Problem,
+    ProblemCode, is_plugin_driver, limit,
 };
 
 /// The service, with the managers that it calls.
@@ -50,6 +54,8 @@ pub struct NodeApi {
     pub taints: Option<DeviceTaints>,
     /// Present on a machine with the local API.
     pub local_claims: Option<LocalClaims>,
+    /// Each client may only use the claims of its user's namespace.
+    pub is_for_users: bool,
     pub device_names: DeviceNames,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
@@ -81,6 +87,88 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
         .await
     {
         tracing::error!(error = chain(&error), "the node api ended");
+    }
+}
+
+/// Methods for users other than root.
+const USER_METHODS: [&str; 3] = ["PreparePod", "UnpreparePod", "ListClaims"];
+
+/// Serves these methods until the tasks stop, for the claims of each client's user.
+pub async fn serve_users(api: NodeApi, listener: UnixListener) {
+    let stopped = api.tasks.stopped();
+    let api = NodeApi {
+        is_for_users: true,
+        ..api
+    };
+    let service = NodeServer::new(api)
+        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
+    let server = tonic::transport::Server::builder()
+        .layer(tower::layer::layer_fn(UserMethods))
+        .add_service(service);
+    if let Err(error) = server
+        .serve_with_incoming_shutdown(unix::incoming(listener), stopped)
+        .await
+    {
+        tracing::error!(error = chain(&error), "the node api for users ended");
+    }
+}
+
+/// Refuses all but [`USER_METHODS`].
+#[derive(Clone)]
+struct UserMethods<S>(S);
+
+impl<S, B> tower::Service<http::Request<B>> for UserMethods<S>
+where
+    S: tower::Service<http::Request<B>, Response = http::Response<tonic::body::Body>>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Either<S::Future, Ready<Result<S::Response, S::Error>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        if USER_METHODS.contains(&method) {
+            return Either::Left(self.0.call(request));
+        }
+        let why = format!("{method:?} is for root alone; users have {USER_METHODS:?}");
+        let refused = Status::permission_denied(why).into_http();
+        Either::Right(std::future::ready(Ok(refused)))
+    }
+}
+
+impl NodeApi {
+    /// Returns the namespace that a client is confined to. `None`: it may use all.
+    fn confined<T>(&self, request: &Request<T>) -> Result<Option<String>, Status> {
+        if !self.is_for_users {
+            return Ok(None);
+        }
+        let unknown = || Status::permission_denied("the user of the client is not known");
+        let uid = caller(request).uid.ok_or_else(unknown)?;
+        Ok(Some(user_namespace(uid)))
+    }
+
+    /// Refuses a pod that is not of the namespace, or that has more than claims of it.
+    fn check_own(&self, namespace: &str, pod: &PodRequest, inline: &[Claim]) -> Result<(), Status> {
+        let known = self.manager.pods.get(pod.pod.uid.as_str());
+        let is_own = pod.pod.namespace.as_str() == namespace
+            && known.is_none_or(|known| known.pod == pod.pod);
+        let has_more = !inline.is_empty()
+            || pod
+                .containers
+                .iter()
+                .any(|container| !container.resources.is_empty());
+        if !is_own || has_more {
+            let why = format!(
+                "users have pods and claims of their namespace {namespace} alone, and no manifests or extended resources"
+            );
+            return Err(Status::permission_denied(why));
+        }
+        Ok(())
     }
 }
 
@@ -120,6 +208,9 @@ impl Node for NodeApi {
     ) -> RpcResult<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        if let Some(own) = self.confined(&request)? {
+            self.check_own(&own, &pod, &inline)?;
+        }
         let namespace = pod.pod.namespace.clone();
         let inline: Vec<_> = inline
             .into_iter()
@@ -184,8 +275,22 @@ impl Node for NodeApi {
         request: Request<UnpreparePodRequest>,
     ) -> RpcResult<UnpreparePodResponse> {
         let request_id = begin("UnpreparePod", &request);
+        let own = self.confined(&request)?;
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
+        if let Some(own) = own {
+            let namespace = match &selector {
+                PodSelector::Name(namespace, _) => Some(namespace.clone()),
+                PodSelector::Uid(uid) => {
+                    let known = self.manager.pods.get(uid.as_str());
+                    known.map(|known| known.pod.namespace)
+                }
+            };
+            if namespace.is_some_and(|namespace| namespace.as_str() != own) {
+                let why = format!("the pod is not of the namespace {own}");
+                return Err(Status::permission_denied(why));
+            }
+        }
         let outcomes = self
             .manager
             .pods
@@ -347,7 +452,12 @@ impl Node for NodeApi {
         request: Request<ListClaimsRequest>,
     ) -> RpcResult<ListClaimsResponse> {
         begin("ListClaims", &request);
-        let request = request.get_ref();
+        let own = self.confined(&request)?;
+        let mut request = request.into_inner();
+        if let Some(own) = &own {
+            request.namespace.clone_from(own);
+        }
+        let request = &request;
         let (pools, boot_id, with_timeline) = (
             &self.pools,
             self.node.boot_id.as_str(),
@@ -396,7 +506,12 @@ impl Node for NodeApi {
                 .zip(waiting)
                 .filter(|(_, claim)| is_wanted(request, &claim.id));
             answer.waiting = waiting
-                .map(|(place, claim)| convert::waiting_claim(place, claim))
+                .map(|(place, mut claim)| {
+                    if let Some(own) = &own {
+                        claim.hide_others(own);
+                    }
+                    convert::waiting_claim(place, claim)
+                })
                 .collect();
         }
         Ok(Response::new(answer))

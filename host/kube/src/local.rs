@@ -47,7 +47,7 @@ use nodedock_model::{
     Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 };
 
-pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener};
+pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener, user_namespace};
 pub use self::processes::{
     CONSUMER_ANNOTATION, CREATOR_ANNOTATION, PROCESS_ANNOTATION, annotation_of,
 };
@@ -72,8 +72,8 @@ pub trait PreparedClaims: Send + Sync {
     /// Unprepares the pods that use a claim.
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
 
-    /// Unprepares the pod with this UID. One that is not prepared is a success.
-    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem>;
+    /// Unprepares the pod with this UID if it uses the claim. One that does not is a success.
+    async fn unprepare_user(&self, claim: &str, pod: &str) -> Result<(), Problem>;
 }
 
 /// Dependencies of the claims of the local API.
@@ -121,6 +121,21 @@ pub struct WaitingClaim {
     pub why: Arc<NotAllocated>,
     /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID without an object.
     pub holders: Vec<String>,
+}
+
+impl WaitingClaim {
+    /// Replaces the names of claims of other namespaces.
+    pub fn hide_others(&mut self, namespace: &str) {
+        let is_own = |holder: &String| {
+            let parts = holder.split_once('/');
+            parts.is_some_and(|(of, _)| of == namespace)
+        };
+        let before = self.holders.len();
+        self.holders.retain(is_own);
+        if self.holders.len() < before {
+            self.holders.push("claims of other users".to_owned());
+        }
+    }
 }
 
 /// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.

@@ -5,6 +5,8 @@ mod node_name;
 mod pool_names;
 mod programs;
 mod race;
+mod runtime;
+mod users;
 
 use nodedock_kube::local_client::LocalClient;
 use nodedock_tests::drivers::MOCK_GPU_FILE;

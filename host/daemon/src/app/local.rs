@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use nodedock_apiserver::{
     Cause, Change as ObjectChange, Check, Identity, Loaded, ObjectKey, Options, Server, Storage,
-    StorageError, serve_tls, serve_unix,
+    StorageError, serve_tls, serve_unix, serve_unix_by_user,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::report_statuses;
+use super::users;
 use crate::admin::AtStart;
 use crate::config::LocalApiConfig;
 use nodedock_base::changes::Changes;
@@ -46,9 +47,7 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{
-    ApiObject, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
-};
+use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
 
 /// The local API, before the claim manager is there to use it.
 pub(super) struct LocalApi {
@@ -297,9 +296,27 @@ impl LocalApi {
     }
 
     /// Serves the API and does for its claims what a cluster would, until the tasks stop.
-    pub(super) fn start(self, parts: Parts<'_>, listeners: Listeners) -> Result<DeviceTaints> {
+    pub(super) fn start(
+        self,
+        parts: Parts<'_>,
+        listeners: Listeners,
+        users: Option<UnixListener>,
+    ) -> Result<DeviceTaints> {
         let tasks = parts.tasks.clone();
-        self.serve(parts.paths, &tasks, parts.conditions.clone(), listeners)?;
+        let stop = stop_of(&tasks);
+        if let Some((listener, users)) = users.zip(self.config.users.clone()) {
+            let (server, users) = (self.server.clone(), Arc::new(users));
+            let server_of = move |uid| users::server_of(server.clone(), users.clone(), uid);
+            let serve = serve_unix_by_user(server_of, listener, stop.clone());
+            tasks.spawn("local-api-users", serve);
+        }
+        self.serve(
+            parts.paths,
+            &tasks,
+            parts.conditions.clone(),
+            listeners,
+            stop,
+        )?;
         let node = self.config.node.clone();
         let facts = Facts::start(&tasks, &self.client, node.clone(), parts.conditions.clone());
         let statuses = Statuses::start(
@@ -369,16 +386,11 @@ impl LocalApi {
         tasks: &Tasks,
         conditions: Conditions,
         listeners: Listeners,
+        stop: CancellationToken,
     ) -> Result<()> {
         let server = self
             .server
             .with_check(of_others(self.pools.registry.clone()));
-        let stop = CancellationToken::new();
-        let (stopped, end) = (tasks.stopped(), stop.clone());
-        tasks.spawn("local-api-end", async move {
-            stopped.await;
-            end.cancel();
-        });
         if let Some(listener) = listeners.address {
             let address = listener.address();
             if !address.ip().is_loopback() {
@@ -400,6 +412,17 @@ impl LocalApi {
         tasks.spawn("local-api", serve_unix(server, listeners.socket, stop));
         Ok(())
     }
+}
+
+/// Returns a token that is cancelled when the tasks stop.
+fn stop_of(tasks: &Tasks) -> CancellationToken {
+    let stop = CancellationToken::new();
+    let (stopped, end) = (tasks.stopped(), stop.clone());
+    tasks.spawn("local-api-end", async move {
+        stopped.await;
+        end.cancel();
+    });
+    stop
 }
 
 fn metadata(object: &Value, field: &str) -> String {
@@ -483,12 +506,16 @@ impl PreparedClaims for Prepared {
         Ok(())
     }
 
-    async fn unprepare_pod(&self, uid: &str) -> Result<(), Problem> {
-        let uid = Uid::new(uid).map_err(|error| {
-            let message = format!("{uid:?} is no UID of a pod: {error}");
-            Problem::invalid(ProblemCode::NoSuchPod, message)
-        })?;
-        self.unprepare(uid).await
+    async fn unprepare_user(&self, claim: &str, pod: &str) -> Result<(), Problem> {
+        let records = self.manager.records.claims();
+        let record = records
+            .into_iter()
+            .find(|record| record.id.uid.as_str() == claim);
+        let pods = record.iter().flat_map(|record| record.pods.keys());
+        match pods.into_iter().find(|uid| uid.as_str() == pod) {
+            Some(pod) => self.unprepare(pod.clone()).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -49,7 +49,12 @@ fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D
     }
 }
 
-fn group_number(groups: &Path, name: &str) -> Result<u32, SettingsError> {
+/// Returns the number of a group of this machine.
+pub(super) fn group_of_machine(key: &'static str, name: &str) -> Result<u32, SettingsError> {
+    group_number(Path::new(GROUPS), key, name)
+}
+
+fn group_number(groups: &Path, key: &'static str, name: &str) -> Result<u32, SettingsError> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
@@ -58,7 +63,8 @@ fn group_number(groups: &Path, name: &str) -> Result<u32, SettingsError> {
         Ok(None) => format!("{} has none of this name", groups.display()),
         Err(error) => format!("{} cannot be read: {error}", groups.display()),
     };
-    Err(SettingsError::CdiGroup {
+    Err(SettingsError::Group {
+        key,
         name: name.to_owned(),
         why,
     })
@@ -72,7 +78,9 @@ impl CdiFilesSection {
 
     fn resolve_in(&self, groups: &Path) -> Result<FileAccess, SettingsError> {
         let group = self.group.as_deref();
-        let group = group.map(|name| group_number(groups, name)).transpose()?;
+        let group = group
+            .map(|name| group_number(groups, "cdiFiles.group", name))
+            .transpose()?;
         let mode = self
             .mode
             .unwrap_or(if group.is_some() { 0o640 } else { 0o644 });

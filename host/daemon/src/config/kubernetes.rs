@@ -99,10 +99,18 @@ pub enum SettingsError {
     LocalApiInCluster,
     #[error("--local-api-listen has no effect without --local-api")]
     ListensToNothing,
+    #[error(
+        "localApi.devicesPerUser and devicesPerUserAndClass have no effect without localApi.group"
+    )]
+    QuotaWithoutGroup,
     #[error("the local API listens on loopback addresses alone, and {0} is none")]
     NotLoopback(SocketAddr),
-    #[error("cdiFiles.group of the config names the group {name:?}: {why}")]
-    CdiGroup { name: String, why: String },
+    #[error("{key} of the config names the group {name:?}: {why}")]
+    Group {
+        key: &'static str,
+        name: String,
+        why: String,
+    },
     #[error("the path {path} has {length} bytes, and the system allows {max} for a socket", max = limit::SOCKET_PATH_BYTES_MAX)]
     TooLong { path: String, length: usize },
 }
@@ -123,8 +131,9 @@ impl SettingsError {
                 "leave one out: a Kubernetes node has its claims from the cluster's API server"
             }
             Self::ListensToNothing => "add --local-api, or leave it out",
+            Self::QuotaWithoutGroup => "add localApi.group, or leave them out",
             Self::NotLoopback(_) => "give an address such as 127.0.0.1:7443",
-            Self::CdiGroup { .. } => "make the group, or give its number",
+            Self::Group { .. } => "make the group, or give its number",
             Self::TooLong { .. } => {
                 "mount the kubelet's root directory under a shorter path, and name that with --kubelet-root"
             }

@@ -1,9 +1,11 @@
 //! Configuration of the local API: claims, classes and slices on a machine without a cluster.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::Deserialize;
 
+use super::cdi_files::group_of_machine;
 use super::{SettingsError, values};
 use nodedock_model::ObjectName;
 
@@ -16,6 +18,12 @@ pub struct LocalApiSection {
     /// Loopback address and port on which it is served besides, with TLS and a token; none unless set.
     #[serde(deserialize_with = "values::address")]
     pub listen: Option<SocketAddr>,
+    /// Name or number of the group whose members may have claims of their own; none unless set.
+    pub group: Option<String>,
+    /// Devices that the claims of such a user may ask for together; any number unless set.
+    pub devices_per_user: Option<u32>,
+    /// The same by DeviceClass.
+    pub devices_per_user_and_class: BTreeMap<String, u32>,
 }
 
 /// Flags and environment variables, which win over the section.
@@ -36,6 +44,19 @@ pub struct LocalApiConfig {
     /// Name of the Node object.
     pub node: ObjectName,
     pub listen: Option<SocketAddr>,
+    /// `None`: root alone may have claims.
+    pub users: Option<UsersConfig>,
+}
+
+/// Users other than root who may have claims.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsersConfig {
+    /// Number of the group whose members they are.
+    pub group: u32,
+    /// Devices that the claims of one of them may ask for together. `None`: any number.
+    pub devices: Option<u32>,
+    /// The same by DeviceClass.
+    pub devices_by_class: BTreeMap<String, u32>,
 }
 
 /// Puts flags and file together. None: there is no local API. `node`: of the flags, the file or the host.
@@ -61,6 +82,28 @@ pub(super) fn resolve(
     Ok(Some(LocalApiConfig {
         node: node.clone(),
         listen,
+        users: users(section)?,
+    }))
+}
+
+fn users(section: &LocalApiSection) -> Result<Option<UsersConfig>, SettingsError> {
+    let LocalApiSection {
+        group,
+        devices_per_user,
+        devices_per_user_and_class,
+        ..
+    } = section;
+    let Some(group) = group else {
+        let is_stray = devices_per_user.is_some() || !devices_per_user_and_class.is_empty();
+        return match is_stray {
+            true => Err(SettingsError::QuotaWithoutGroup),
+            false => Ok(None),
+        };
+    };
+    Ok(Some(UsersConfig {
+        group: group_of_machine("localApi.group", group)?,
+        devices: *devices_per_user,
+        devices_by_class: devices_per_user_and_class.clone(),
     }))
 }
 
@@ -85,6 +128,7 @@ mod tests {
         let section = LocalApiSection {
             enabled: Some(true),
             listen: "127.0.0.1:1".parse().ok(),
+            ..LocalApiSection::default()
         };
         let off = LocalApiFlags {
             enabled: Some(false),
@@ -108,6 +152,33 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(found.listen, section.listen);
+    }
+
+    #[test]
+    fn group_and_quota_of_users() {
+        let mut section = LocalApiSection {
+            enabled: Some(true),
+            devices_per_user: Some(2),
+            ..LocalApiSection::default()
+        };
+        let resolved = |section: &LocalApiSection| {
+            let found = resolve(&LocalApiFlags::default(), section, &node(), false)?;
+            Ok(found.unwrap().users)
+        };
+        assert_eq!(resolved(&section), Err(SettingsError::QuotaWithoutGroup));
+        section.group = Some("4711".to_owned());
+        let expected = UsersConfig {
+            group: 4711,
+            devices: Some(2),
+            devices_by_class: BTreeMap::new(),
+        };
+        assert_eq!(resolved(&section), Ok(Some(expected)));
+        section.group = Some("no such group".to_owned());
+        let error = resolved(&section).unwrap_err().to_string();
+        assert!(
+            error.contains("localApi.group") && error.contains("no such group"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -14,10 +14,19 @@ use nodedock_model::ObjectRef;
 /// Namespace of the claims that containers may name.
 pub const CONTAINER_NAMESPACE: &str = "default";
 
+/// Prefix of the namespaces of users other than root.
+const USER_PREFIX: &str = "user-";
+
+/// Returns the namespace of the claims of a user other than root.
+pub fn user_namespace(uid: u32) -> String {
+    format!("{USER_PREFIX}{uid}")
+}
+
 /// Names of classes and claims.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LocalNames {
-    /// By DeviceClass: the claims of the namespace [`CONTAINER_NAMESPACE`] that request devices of it and do not end with processes.
+    /// By DeviceClass: the claims of the namespace [`CONTAINER_NAMESPACE`] and of users that request devices of it and do not end with
+    /// processes.
     pub classes: BTreeMap<String, BTreeSet<String>>,
     /// Claims that end with processes.
     pub of_processes: Vec<ObjectRef>,
@@ -36,7 +45,7 @@ impl LocalNames {
                 names
                     .of_processes
                     .extend(ObjectRef::new(namespace, name, &uid));
-            } else if namespace == CONTAINER_NAMESPACE {
+            } else if namespace == CONTAINER_NAMESPACE || namespace.starts_with(USER_PREFIX) {
                 for class in classes_of(claim) {
                     if let Some(claims) = names.classes.get_mut(class) {
                         claims.insert(name.clone());

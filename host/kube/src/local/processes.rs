@@ -178,7 +178,8 @@ async fn end_use(
     pod: &str,
     prepared: &dyn PreparedClaims,
 ) -> Result<bool, Problem> {
-    prepared.unprepare_pod(pod).await?;
+    let uid = claim.uid().unwrap_or_default();
+    prepared.unprepare_user(&uid, pod).await?;
     let claims =
         Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
     let key = format!("{CONSUMER_ANNOTATION}{pod}");

@@ -443,3 +443,85 @@ async fn terminal_interrupt_is_delivered_once() {
     );
     until_nothing_is_left(&daemon).await;
 }
+
+#[tokio::test]
+async fn claim_of_a_file_has_its_name() {
+    let daemon = machine().await;
+    let file = daemon.write("mine.yaml", super::claim("mine", "{deviceClassName: gpu}"));
+    let file = file.to_str().unwrap();
+    let show = [
+        "sh",
+        "-c",
+        "env | grep ^MOCK_GPU_.=; echo $NODEDOCK_CDI_DEVICES",
+    ];
+    let named = [&["run-with", "-f", file, "--"][..], &show].concat();
+    let shown = daemon.cli(&named).await.done();
+    assert!(
+        shown.starts_with("MOCK_GPU_") && shown.contains("claim=default_mine"),
+        "{shown}"
+    );
+    let both = [
+        "run-with",
+        "--class",
+        "gpu=2",
+        "--class",
+        "gpu",
+        "--name",
+        "three",
+        "--",
+        "sh",
+        "-c",
+        "env | grep -c ^MOCK_GPU_.=",
+    ];
+    assert_eq!(daemon.cli(&both).await.done(), "3\n");
+    super::create(&daemon, "taken", "{deviceClassName: gpu}").await;
+    let taken = [
+        "run-with", "--class", "gpu", "--name", "taken", "--", "true",
+    ];
+    let refused = daemon.cli(&taken).await;
+    refused.failed_with(125, &["there is a claim default/taken already"]);
+    let class = daemon.path().join("class.yaml");
+    let wrong = ["run-with", "-f", class.to_str().unwrap(), "--", "true"];
+    daemon
+        .cli(&wrong)
+        .await
+        .failed_with(125, &["is not one ResourceClaim"]);
+}
+
+#[tokio::test]
+async fn failures_have_codes_of_container_tools() {
+    let daemon = machine().await;
+    let file = daemon.write("not-executable", "");
+    let run = async |class: &str, program: &str| {
+        let args = ["run-with", "--class", class, "--", program];
+        daemon.cli(&args).await
+    };
+    run("gpu", "/no/such/program")
+        .await
+        .failed_with(127, &["/no/such/program"]);
+    run("gpu", file.to_str().unwrap())
+        .await
+        .failed_with(126, &["ermission denied"]);
+    run("none", "true")
+        .await
+        .failed_with(125, &["there are no devices", "none"]);
+    run("gpu=5", "true")
+        .await
+        .failed_with(125, &["needs 5 devices"]);
+    run("gpu", "docker").await.failed_with(125, &["docker run"]);
+    let args = [
+        "run-with",
+        "--class",
+        "none",
+        "--wait-for-missing",
+        "--timeout",
+        "3",
+        "--",
+        "true",
+    ];
+    daemon
+        .cli(&args)
+        .await
+        .failed_with(125, &["waiting for devices", "there are no devices"]);
+    daemon.until_no_claims().await;
+}

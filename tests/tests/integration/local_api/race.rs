@@ -39,7 +39,9 @@ until "$nodedock" unprepare "default/$pod" >> "$locks/log" 2>&1; do :; done
 
 /// The same of a program that `run-with` gives a device.
 const PROGRAM: &str = r#"
+# Behind the devices is the one by which a claim follows a container.
 device=gpu-${NODEDOCK_CDI_DEVICES##*-gpu-}
+device=${device%%,*}
 mkdir "$0/$device" || exit 9
 "$1" get claims > "$0/work-$device" 2>&1; "$1" get pods >> "$0/work-$device" 2>&1
 echo "$device" >> "$0/given"

@@ -1,0 +1,192 @@
+//! `nodedock runtime` with a runtime that only records: containers that race, and wrappers that are killed at any moment.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nodedock_tests::{Daemon, Options};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::{api, machine_with};
+
+const CONTAINERS: usize = 64;
+/// Wrappers that are killed, and the pause between two of them: together they reach every step of a start, which takes some 50 ms.
+const KILLED: u32 = 40;
+const STEP: Duration = Duration::from_millis(3);
+/// Deadline for all of them together, on a busy machine.
+const LONG: Duration = Duration::from_secs(240);
+
+/// Fails if another container has its device too. `$1` of the environment: the directory of locks.
+const RECORDS: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do test "$1" = --bundle && bundle=$2; shift; done
+device=$(grep -o 'MOCK_GPU_[0-9]=' "$bundle/config.json" | head -n 1)
+test -n "$device" || exit 8
+mkdir "$LOCKS/$device" || exit 9
+echo "$device" >> "$LOCKS/given"
+rmdir "$LOCKS/$device"
+"#;
+
+/// The file of a class, once the daemon has written it.
+async fn class_file(daemon: &Daemon) -> Value {
+    loop {
+        let files = std::fs::read_dir(daemon.cdi()).unwrap().flatten();
+        let mut files =
+            files.filter(|file| file.file_name().to_string_lossy().ends_with("-gpu.json"));
+        if let Some(file) = files.next() {
+            return serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The bundle of a container that names one device of the class.
+fn bundle(daemon: &Daemon, class: &Value, name: &str) -> PathBuf {
+    let device = class["devices"].as_array().unwrap();
+    let device = device
+        .iter()
+        .find(|device| device["name"] == "any")
+        .unwrap();
+    let hook = &device["containerEdits"]["hooks"][0];
+    let hook = json!({ "path": hook["path"], "args": hook["args"] });
+    let config = json!({
+        "ociVersion": "1.0.2", "process": { "env": ["PATH=/bin"] }, "linux": {},
+        "hooks": { "createRuntime": [hook] },
+    });
+    let bundle = daemon.path().join("bundles").join(name);
+    std::fs::create_dir_all(&bundle).unwrap();
+    std::fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+    bundle
+}
+
+/// Starts `nodedock runtime create` for a bundle, with a script as the other runtime.
+fn create(daemon: &Daemon, script: &Path, bundle: &Path) -> Child {
+    let settings = format!("runtime: {}\nwaitSeconds: 200\n", script.display());
+    let settings = daemon.write("runtime.yaml", settings);
+    let mut command: Command = daemon.command();
+    command
+        .env("NODEDOCK_RUNTIME_CONFIG", settings)
+        .env("LOCKS", daemon.path().join("locks"))
+        .args(["runtime", "--log"])
+        .arg(bundle.join("log.json"))
+        .args(["create", "--bundle"])
+        .arg(bundle)
+        .arg("container");
+    command.spawn().unwrap()
+}
+
+fn script(daemon: &Daemon, text: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = daemon.write("records.sh", text);
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+async fn until_free(daemon: &Daemon) {
+    daemon.until_no_claims().await;
+    while !api(daemon).await.claims(None).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn racing_containers_share_no_device() {
+    let mut daemon = machine_with(Options::default().flag("--local-api")).await;
+    let (class, script) = (class_file(&daemon).await, script(&daemon, RECORDS));
+    std::fs::create_dir(daemon.path().join("locks")).unwrap();
+    let mut containers = Vec::new();
+    for number in 0..CONTAINERS {
+        let bundle = bundle(&daemon, &class, &format!("c{number}"));
+        containers.push(create(&daemon, &script, &bundle));
+    }
+    let given = daemon.path().join("locks/given");
+    let count = || std::fs::read_to_string(&given).map_or(0, |text| text.lines().count());
+    // A daemon that is away is waited for.
+    for crash in 1..=3 {
+        while count() < crash * CONTAINERS / 4 {
+            tokio::task::yield_now().await;
+        }
+        daemon.crash().await;
+    }
+    for (number, container) in containers.iter_mut().enumerate() {
+        let status = timeout(LONG, container.wait()).await.unwrap().unwrap();
+        let log = daemon.path().join(format!("bundles/c{number}/log.json"));
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        assert!(status.success(), "{status}: {log}");
+    }
+    assert_eq!(count(), CONTAINERS);
+    until_free(&daemon).await;
+}
+
+#[tokio::test]
+async fn killed_runtimes_keep_no_device() {
+    let daemon = machine_with(Options::default().flag("--local-api")).await;
+    let class = class_file(&daemon).await;
+    let script = script(&daemon, "#!/bin/sh\nexec tail -f /dev/null\n");
+    for number in 0..KILLED {
+        let bundle = bundle(&daemon, &class, &format!("c{number}"));
+        let mut container = create(&daemon, &script, &bundle);
+        // The step that is reached by then differs from one to the next: the point of the test.
+        tokio::time::sleep(STEP * number).await;
+        let pid = i32::try_from(container.id().unwrap()).unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        container.wait().await.unwrap();
+    }
+    timeout(Duration::from_secs(5), until_free(&daemon))
+        .await
+        .expect("free within 5 s");
+}
+
+#[tokio::test]
+async fn refused_container_says_who_has_devices() {
+    let daemon = machine_with(Options::default().flag("--local-api")).await;
+    let class = class_file(&daemon).await;
+    let request = "{deviceClassName: gpu, allocationMode: ExactCount, count: 4}";
+    super::create(&daemon, "all", request).await;
+    let bundle = bundle(&daemon, &class, "late");
+    let settings = daemon.write("none.yaml", "runtime: /bin/false\n");
+    let mut command = daemon.command();
+    command.env("NODEDOCK_RUNTIME_CONFIG", settings);
+    command
+        .args(["runtime", "--log"])
+        .arg(bundle.join("log.json"));
+    let output = command
+        .args(["create", "-b"])
+        .arg(&bundle)
+        .arg("late")
+        .output();
+    let output = output.await.unwrap();
+    assert!(!output.status.success());
+    let log = std::fs::read_to_string(bundle.join("log.json")).unwrap();
+    let line: Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
+    let message = line["msg"].as_str().unwrap();
+    assert!(
+        message.contains("there are no devices") && message.contains("default/all"),
+        "{message}"
+    );
+    assert_eq!(line["level"], "error");
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(bundle.join("config.json")).unwrap()).unwrap();
+    assert_eq!(
+        config["hooks"]["createRuntime"].as_array().unwrap().len(),
+        1
+    );
+    // A broken config of the wrapper is named, and one of the container.
+    for (file, text, words) in [
+        ("none.yaml", "runtimes: x\n", "none.yaml"),
+        ("bundles/late/config.json", "{", "config.json"),
+    ] {
+        daemon.write(file, text);
+        let mut command = daemon.command();
+        command.env("NODEDOCK_RUNTIME_CONFIG", daemon.path().join("none.yaml"));
+        let output = command
+            .args(["runtime", "create", "-b"])
+            .arg(&bundle)
+            .arg("late")
+            .output();
+        let error = String::from_utf8(output.await.unwrap().stderr).unwrap();
+        assert!(error.contains(words), "{error}");
+        daemon.write("none.yaml", "runtime: /bin/false\n");
+    }
+}

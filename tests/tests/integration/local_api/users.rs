@@ -1,0 +1,157 @@
+//! Users of the machine who are not root: each has claims of its own, and nothing else.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use nodedock_tests::machine::{is_root, or_skip};
+use nodedock_tests::places::nodedock;
+use nodedock_tests::{Daemon, Options};
+
+use super::{claim, create, machine_with};
+
+const GROUP: u32 = 4711;
+const CONFIG: &str = "localApi: {enabled: true, group: '4711', devicesPerUser: 3, devicesPerUserAndClass: {gpu: 2}}\n";
+/// Two members of the group.
+const ALICE: u32 = 100_001;
+const BOB: u32 = 100_002;
+
+/// A machine with four GPUs for root and for users.
+async fn machine() -> Option<Daemon> {
+    or_skip("claims of users", may_run())?;
+    let daemon = machine_with(Options::default().config(CONFIG)).await;
+    for directory in [daemon.path(), &daemon.path().join("run")] {
+        std::fs::set_permissions(directory, PermissionsExt::from_mode(0o711)).unwrap();
+    }
+    Some(daemon)
+}
+
+/// Returns why a program of another user cannot be run.
+fn may_run() -> Result<(), String> {
+    if !is_root() {
+        return Err("the tests do not run as root".to_owned());
+    }
+    let program = nodedock();
+    let closed = program.ancestors().find(|path| !is_open(path));
+    closed.map_or(Ok(()), |path| {
+        Err(format!("other users cannot read {}", path.display()))
+    })
+}
+
+fn is_open(path: &Path) -> bool {
+    let mode = std::fs::metadata(path).map(|found| found.permissions().mode());
+    mode.is_ok_and(|mode| mode & 0o001 != 0)
+}
+
+#[tokio::test]
+async fn users_have_claims_of_their_own() {
+    let Some(daemon) = machine().await else {
+        return;
+    };
+    let file = daemon.write("mine.yaml", claim("mine", "{deviceClassName: gpu}"));
+    let file = file.to_str().unwrap();
+    let create = ["claim", "create", "-f", file];
+    for user in [ALICE, BOB] {
+        let made = format!("claim user-{user}/mine");
+        daemon
+            .cli_as(user, GROUP, &create)
+            .await
+            .done_with(&[&made]);
+    }
+    let own = daemon.cli_as(ALICE, GROUP, &["claim", "get"]).await.done();
+    assert!(
+        own.contains("user-100001") && !own.contains("user-100002"),
+        "{own}"
+    );
+    let show = [
+        "run-with",
+        "--class",
+        "gpu",
+        "--",
+        "sh",
+        "-c",
+        "env | grep ^MOCK_GPU_.=",
+    ];
+    let shown = daemon.cli_as(ALICE, GROUP, &show).await.done();
+    assert!(shown.starts_with("MOCK_GPU_2="), "{shown}");
+    daemon.until_no_claims().await;
+    // Of the others nobody can see or end anything.
+    for (namespace, words) in [("user-100002", "cannot"), ("default", "cannot")] {
+        let get = ["claim", "get", "-n", namespace];
+        daemon
+            .cli_as(ALICE, GROUP, &get)
+            .await
+            .failed_with(1, &[words]);
+    }
+    daemon
+        .cli(&[
+            "prepare",
+            "--pod",
+            "web",
+            "--claim",
+            "mine",
+            "--namespace",
+            "user-100002",
+        ])
+        .await
+        .done();
+    let taken = ["unprepare", "user-100002/web"];
+    let refused = daemon.cli_as(ALICE, GROUP, &taken).await;
+    refused.failed_with(1, &["not of the namespace user-100001"]);
+    daemon.cli_as(BOB, GROUP, &taken).await.done();
+}
+
+#[tokio::test]
+async fn quota_refuses_claims_of_users() {
+    let Some(daemon) = machine().await else {
+        return;
+    };
+    let too_many = ["run-with", "--class", "gpu=3", "--", "true"];
+    let refused = daemon.cli_as(ALICE, GROUP, &too_many).await;
+    refused.failed_with(125, &["2 devices of class gpu", "ask for 3"]);
+    daemon.cli(&too_many).await.done();
+    let two = ["run-with", "--class", "gpu=2", "--", "true"];
+    daemon.cli_as(ALICE, GROUP, &two).await.done();
+}
+
+#[tokio::test]
+async fn waiting_user_sees_no_other_names() {
+    let Some(daemon) = machine().await else {
+        return;
+    };
+    create(
+        &daemon,
+        "all",
+        "{deviceClassName: gpu, allocationMode: ExactCount, count: 4}",
+    )
+    .await;
+    let wait = ["run-with", "--class", "gpu", "--timeout", "0", "--", "true"];
+    let refused = daemon.cli_as(ALICE, GROUP, &wait).await;
+    let error = refused.failed_with(125, &["there are no devices", "claims of other users"]);
+    assert!(!error.contains("default/all"), "{error}");
+    let root = daemon.cli(&wait).await;
+    root.failed_with(125, &["there are no devices", "default/all"]);
+}
+
+#[tokio::test]
+async fn everything_else_is_refused_to_users() {
+    let Some(daemon) = machine().await else {
+        return;
+    };
+    for args in [
+        &["get", "node"][..],
+        &["get", "devices"],
+        &["release", "claim", "a"],
+    ] {
+        let refused = daemon.cli_as(ALICE, GROUP, args).await;
+        refused.failed_with(1, &["is for root alone"]);
+    }
+    let class = daemon.write(
+        "other.yaml",
+        super::CLASS.replace("name: gpu", "name: mine"),
+    );
+    let create = ["claim", "create", "-f", class.to_str().unwrap()];
+    let refused = daemon.cli_as(ALICE, GROUP, &create).await;
+    refused.failed_with(1, &["deviceclasses", "cannot"]);
+    let stranger = daemon.cli_as(ALICE, 1, &["claim", "get"]).await;
+    stranger.failed_with(3, &["Permission denied"]);
+}
