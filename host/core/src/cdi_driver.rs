@@ -206,6 +206,7 @@ impl CdiDriver {
                     (is_watched, self.is_outdated) = (report.is_some(), true);
                     // Tools write a file in several steps.
                     sleep_until(next.max(Instant::now() + limit::FILE_SETTLE)).await;
+                    while reports.try_recv().is_ok() {}
                 }
                 changed = freed.changed() => if changed.is_err() { return },
                 () = sleep(NODES_PERIOD) => {}
@@ -226,12 +227,9 @@ impl CdiDriver {
         let (registry, name) = (&self.parts.registry, &self.settings.driver);
         let owner = registry.names.owner_of(name);
         let is_of_another = owner.is_some_and(|owner| owner != self.source());
-        if is_of_another {
-            // The driver is not in the registry any more.
-            self.published = None;
-        }
         let is_registered = registry.kind(name) == Some(DriverKind::Cdi);
         if is_of_another || self.refused.is_some() || !is_registered {
+            self.published = None;
             self.serve(None);
         }
     }
@@ -309,7 +307,9 @@ impl CdiDriver {
     }
 
     fn send(&mut self, published: Arc<Published>) {
-        let count = published.inventory.device_count();
+        let (count, key) = (published.inventory.device_count(), self.key());
+        let sources = self.parts.registry.sources.clone();
+        sources.update(DriverKind::Cdi, &key, |view| view.devices = count);
         let is_changed = match &self.published {
             Some(sender) => sender.send_if_modified(|before| {
                 let differs = *before != published;
@@ -324,8 +324,6 @@ impl CdiDriver {
             }
         };
         if is_changed {
-            let sources = &self.parts.registry.sources;
-            sources.update(DriverKind::Cdi, &self.key(), |view| view.devices = count);
             sources.report_devices(&self.settings.driver);
         }
     }

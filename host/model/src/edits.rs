@@ -29,6 +29,17 @@ impl Edits {
         *self == Self::default()
     }
 
+    /// Adds other edits after these. Of a class of Intel RDT the first counts.
+    pub fn extend(&mut self, more: Self) {
+        self.env.extend(more.env);
+        self.device_nodes.extend(more.device_nodes);
+        self.net_devices.extend(more.net_devices);
+        self.hooks.extend(more.hooks);
+        self.mounts.extend(more.mounts);
+        self.intel_rdt = self.intel_rdt.take().or(more.intel_rdt);
+        self.additional_gids.extend(more.additional_gids);
+    }
+
     /// Returns the lowest version of CDI that has every field that is used.
     pub fn cdi_version(&self) -> CdiVersion {
         let rdt = self.intel_rdt.as_ref();

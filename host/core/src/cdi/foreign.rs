@@ -140,7 +140,7 @@ fn read_file(path: &Path) -> Result<Option<Spec>, ForeignError> {
 /// Parses a spec, and refuses one that runtimes refuse, or with a field that a copy would lose.
 pub fn parse(text: &str) -> Result<Spec, ForeignError> {
     // Go's libraries read a number that begins with a zero as octal.
-    let options = serde_saphyr::options! { legacy_octal_numbers: true };
+    let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
     let mut spec: Value = serde_saphyr::from_str_with_options(text, options)
         .map_err(|error| ForeignError::Syntax(Box::new(error)))?;
     remove_nulls(&mut spec);

@@ -63,7 +63,10 @@ impl CdiClaims {
         let looked = timeout_at(until, devices.wait_for(Option::is_some)).await;
         let devices = looked.ok().and_then(|looked| looked.ok()?.clone());
         devices.ok_or_else(|| {
-            let message = format!("the driver {} has not read its CDI specs, or is not in the config any more", self.driver);
+            let message = format!(
+                "the driver {} has not read its CDI specs, or is not in the config any more",
+                self.driver
+            );
             Problem::unavailable(ProblemCode::DriverNotServing, message)
         })
     }
@@ -109,7 +112,7 @@ fn prepared(
             }
             // A container may use the devices of one file only.
             CdiAnswer::Edits => {
-                add(&mut edits, common);
+                edits.extend(common);
                 DeviceAccess::Edits(edits)
             }
         };
@@ -155,25 +158,6 @@ fn located(hardware: &Hardware, device: &str, mut edits: Edits) -> Result<Edits,
         );
     }
     Ok(edits)
-}
-
-fn add(edits: &mut Edits, more: Edits) {
-    let Edits {
-        env,
-        device_nodes,
-        net_devices,
-        hooks,
-        mounts,
-        intel_rdt,
-        additional_gids,
-    } = more;
-    edits.env.extend(env);
-    edits.device_nodes.extend(device_nodes);
-    edits.net_devices.extend(net_devices);
-    edits.hooks.extend(hooks);
-    edits.mounts.extend(mounts);
-    edits.intel_rdt = edits.intel_rdt.take().or(intel_rdt);
-    edits.additional_gids.extend(additional_gids);
 }
 
 #[async_trait]

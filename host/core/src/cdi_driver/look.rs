@@ -24,6 +24,9 @@ const UUID_BYTES: usize = 36;
 /// Directories between a PCI function and the node of a device that the function is: `drm/card0`, `nvme/nvme0/nvme0n1`.
 const FUNCTION_DEPTH_MAX: usize = 3;
 
+/// Characters of an error that a condition shows: it may have a text of the file.
+const WHY_CHARACTERS_MAX: usize = 256;
+
 /// Devices with what a claim gets of them.
 pub(super) type CdiDevices = BTreeMap<(PoolName, DeviceName), CdiDevice>;
 
@@ -159,6 +162,7 @@ pub(super) fn read(directories: &[PathBuf], before: &ReadSpecs) -> ReadSpecs {
 }
 
 fn invalid(path: &str, why: &str) -> Problem {
+    let why: String = why.chars().take(WHY_CHARACTERS_MAX).collect();
     let message = format!("{path} is not used as CDI specs: {why}");
     Problem::invalid(ProblemCode::CdiSpecInvalid, message).with("file", path)
 }
@@ -317,14 +321,14 @@ fn set(device: &mut Device, name: &str, text: &str) {
     }
 }
 
-/// The kind, or an encoding of one with letters that a pool's name has not.
+/// The kind, with an encoding of a vendor or class that a pool's name cannot have.
 fn pool_name(kind: &str) -> PoolName {
-    // no error: such a kind is encoded
-    PoolName::new(kind).unwrap_or_else(|_| {
-        let (vendor, class) = kind.split_once('/').unwrap_or((kind, "device"));
-        let encoded = format!("{}/{}", device_name(vendor), device_name(class));
-        PoolName::new(encoded).expect("two DNS labels are a pool's name")
-    })
+    let part = |part: &str| match PoolName::new(part) {
+        Ok(_) => part.to_owned(),
+        Err(_) => device_name(part).to_string(),
+    };
+    let parts: Vec<_> = kind.split('/').map(part).collect();
+    PoolName::new(parts.join("/")).expect("DNS subdomains are a pool's name")
 }
 
 /// The names of devices, in their order: `0:1` is `0-1`. Of two that would be the same, both are encoded.

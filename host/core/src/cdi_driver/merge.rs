@@ -121,15 +121,23 @@ pub(super) fn merged(
 
 type Named<'a> = BTreeMap<(&'a str, &'a str), (&'a KnownSpec, &'a Device)>;
 
-/// Devices by kind and name: the last directory that has one counts, and one that two files of a directory have is usable by no runtime.
+/// Devices by kind and name: the last directory that has one counts, and one that two files of a directory have is usable by no runtime. A file
+/// that is not valid any more is as good as none if another has the device.
 fn names<'a>(specs: impl Iterator<Item = &'a KnownSpec>) -> (Named<'a>, BTreeMap<String, String>) {
     let (mut named, mut conflicts) = (Named::new(), BTreeMap::new());
     for file in specs {
         let kind = file.spec.kind.as_str();
         for device in &file.spec.devices {
-            let before = named.insert((kind, device.name.as_str()), (file, device));
-            if let Some((other, _)) = before.filter(|(other, _)| other.directory == file.directory)
-            {
+            let key = (kind, device.name.as_str());
+            let Some((other, before)) = named.insert(key, (file, device)) else {
+                continue;
+            };
+            if other.refused.is_some() {
+                continue;
+            }
+            if file.refused.is_some() {
+                named.insert(key, (other, before));
+            } else if other.directory == file.directory {
                 let (first, second) = (other.path.display(), file.path.display());
                 let why = format!(
                     "{first} and {second} have it, and container runtimes use neither: remove one of them"

@@ -215,6 +215,25 @@ fn name_in_two_files_is_unusable() {
 }
 
 #[test]
+fn malformed_file_yields_to_a_valid_one() {
+    let gpu = |node: &str| spec("v.com/gpu", &[("0", &[node])]);
+    let refused = |path: &str, directory| KnownSpec {
+        refused: Some("it is no CDI spec".to_owned()),
+        ..known(path, directory, &gpu("old"))
+    };
+    let valid = known("/etc/cdi/b.json", 1, &gpu("new"));
+    for specs in [
+        [refused("/etc/cdi/a.json", 1), valid.clone()],
+        [valid.clone(), refused("/etc/cdi/c.json", 1)],
+        [valid.clone(), refused("/run/cdi/a.json", 2)],
+    ] {
+        let found = merge(&specs);
+        assert_eq!(found.conflicts, BTreeMap::new());
+        assert_eq!(found.devices[0].file, valid);
+    }
+}
+
+#[test]
 fn default_kinds_are_no_claims() {
     let settings = |kinds: Option<&[&str]>| CdiDriverSettings {
         driver: DriverName::new("cdi.nodedock.dev").unwrap(),
@@ -364,8 +383,7 @@ fn device_has_attributes_of_its_function() {
     fs::write(cdi.path().join("b.json"), spec("v.com/Port", &port)).unwrap();
     let (_, looked) = look_again(&parts, &settings(cdi.path()), &ReadSpecs::default());
     let pools = &looked.published.inventory.pools;
-    let device =
-        |pool: &str, name: &str| &pools[&pool.parse().unwrap()].devices[&name.parse().unwrap()];
+    let device = |pool: &str, name: &str| &pools[pool].devices[name];
     let attributes = |device: &nodedock_model::Device| {
         let attributes = device.attributes.iter();
         let attributes = attributes
