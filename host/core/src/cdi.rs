@@ -2,12 +2,13 @@
 //!
 //! Owns the files of the directory that begin with this daemon's line, and no others. Given claim records, it renders one file for
 //! each driver whose edits the host applies. The files are derived from the checkpoint, and rendered again when they are missing or
-//! altered. Reads the device names of other files in the runtimes' directories, to find collisions. Never decides whether a claim keeps
+//! altered. Reads the device names of other files in the runtimes' directories, to find collisions, and whole specs of other programs (`foreign`). Never decides whether a claim keeps
 //! its file.
 
 mod access;
 mod catalog;
 mod directory;
+pub mod foreign;
 mod identity;
 mod rebuild;
 mod render;

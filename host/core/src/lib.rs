@@ -4,6 +4,7 @@
 
 pub mod adapters;
 pub mod cdi;
+pub mod cdi_driver;
 pub mod cdi_watch;
 pub mod checkpoint;
 pub mod device_metadata;

@@ -29,7 +29,7 @@ pub use sources::{DriverState, DriverView, NativeView, Sources, TrustView};
 use crate::driver::{Driver, StoredDrivers};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
-use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, NameSource, Problem, ProblemCode};
 
 /// Names of drivers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -176,8 +176,13 @@ impl Registry {
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
         let kind = self.sources.view(&source)?.kind;
-        if kind == DriverKind::Adapter {
-            let message = format!("{source} is read when the daemon starts: restart the daemon");
+        let why = match kind {
+            DriverKind::Wasm | DriverKind::Grpc => None,
+            DriverKind::Adapter => Some("is read when the daemon starts: restart the daemon"),
+            DriverKind::Cdi => Some("reads its CDI specs whenever they change"),
+        };
+        if let Some(why) = why {
+            let message = format!("{source} {why}");
             return Err(Problem::invalid(ProblemCode::DriverNative, message));
         }
         self.reloads.request(kind, &source).await?;
@@ -212,6 +217,17 @@ impl Registry {
             self.names.report_freed();
         }
         Ok(())
+    }
+
+    /// Makes a driver of this process the serving driver of its name, by a source of its own. The error says why the name is not free.
+    pub fn serve_own(&self, source: NameSource, driver: Driver) -> Result<(), String> {
+        let identity = driver.identity.clone();
+        let (key, name) = (identity.source.as_str(), &identity.name);
+        self.names.set_source(key, Some(source));
+        self.names.set_described(key, name);
+        self.names.hold(key, name).map_err(|why| why.to_string())?;
+        self.serve(key, driver)
+            .map_err(|other| format!("it is taken by {other}, which came first"))
     }
 
     /// Adds a native driver's instance. Its source must exist.

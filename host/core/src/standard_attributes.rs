@@ -40,11 +40,7 @@ pub fn add(
         .flat_map(|pool| pool.devices.values_mut())
     {
         if let Some(address) = only_function(device) {
-            add_text(device, ADDRESS, || Ok(Some(address.as_str().to_owned())))?;
-            add_text(device, ROOT, || root(sysfs, &address))?;
-            if device.numa_nodes.is_empty() {
-                device.numa_nodes.extend(numa_node(sysfs, &address)?);
-            }
+            add_of_function(sysfs, device, &address)?;
         }
         let nodes = match (&device.numa_nodes[..], form) {
             ([node], NumaNodeForm::Number) => AttributeValue::Int(i64::from(*node)),
@@ -62,6 +58,20 @@ pub fn add(
             ([], _) | (_, NumaNodeForm::Number) => continue,
         };
         add_attribute(device, NUMA_NODE, || Ok(Some(nodes)))?;
+    }
+    Ok(())
+}
+
+/// Adds the attributes of the PCI function that a device is, or is a part of, and its NUMA node.
+pub fn add_of_function(
+    sysfs: &SysfsRoot,
+    device: &mut Device,
+    address: &PciAddress,
+) -> Result<(), Problem> {
+    add_text(device, ADDRESS, || Ok(Some(address.as_str().to_owned())))?;
+    add_text(device, ROOT, || root(sysfs, address))?;
+    if device.numa_nodes.is_empty() {
+        device.numa_nodes.extend(numa_node(sysfs, address)?);
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The composition root: builds bottom-up, binds every socket, and only then starts tasks; drains at the end.
 
 mod adapters;
+mod cdi_driver;
 mod cluster;
 pub mod device_names;
 pub mod directories;
@@ -42,6 +43,7 @@ use nodedock_base::tcp::ListenAddress;
 use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
+use nodedock_core::cdi_driver::CdiDriver;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::{Checkpoint, StoredRecords};
 use nodedock_core::device_metadata::{self, MetadataSettings};
@@ -193,6 +195,7 @@ struct Built {
     names: Vec<NameRecord>,
     adapters: Adapters,
     adapter_files: AdapterFiles,
+    cdi_driver: Option<CdiDriver>,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
     /// Present on a Kubernetes node.
@@ -432,9 +435,11 @@ impl Built {
             stored,
         )
         .await?;
+        let cdi_driver = cdi_driver::register(&config, &wasm, &claims)?;
         Ok(Self {
             adapters,
             adapter_files,
+            cdi_driver,
             config,
             node,
             started_ms,
@@ -498,6 +503,9 @@ impl Built {
             });
         let adapters = self.adapters;
         adapters.start(intake);
+        if let Some(driver) = self.cdi_driver {
+            driver.start(intake);
+        }
         let manager = Manager::new(ManagerParts {
             claims: self.claims,
             adapters: Some(adapters),

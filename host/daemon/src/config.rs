@@ -4,6 +4,7 @@
 
 pub(crate) mod adapters;
 mod binding;
+mod cdi_driver;
 mod cdi_files;
 mod driver_images;
 mod kubernetes;
@@ -21,11 +22,13 @@ use serde::Deserialize;
 
 use nodedock_base::paths::Paths;
 use nodedock_core::cdi::FileAccess;
+use nodedock_core::cdi_driver::CdiDriverSettings;
 use nodedock_core::hardware::Hardware;
 use nodedock_model::{Adapter, ObjectName, Uid, limit};
 use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
+pub use cdi_driver::CdiDriverSection;
 pub use cdi_files::CdiFilesSection;
 pub use driver_images::DriverImageEntry;
 pub use kubernetes::{KubernetesConfig, KubernetesFlags, KubernetesSection, SettingsError};
@@ -59,6 +62,8 @@ pub struct ConfigFile {
     /// Device plugins that are DRA drivers, beside those of files.
     #[serde(deserialize_with = "adapters::entries")]
     pub device_plugin_adapters: Vec<Adapter>,
+    /// The host's own driver of devices in CDI specs.
+    pub cdi_driver: CdiDriverSection,
     /// The section as written; `policy` is checked.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
@@ -152,6 +157,7 @@ impl ConfigFile {
                 "devicePluginAdapters",
                 self.device_plugin_adapters != started.device_plugin_adapters,
             ),
+            ("cdiDriver", self.cdi_driver != started.cdi_driver),
         ];
         differs
             .into_iter()
@@ -231,6 +237,8 @@ pub struct DriversConfig {
     pub images: Vec<DriverImage>,
     /// Device plugins that are DRA drivers, beside those of files.
     pub adapters: Vec<Adapter>,
+    /// The host's own driver of devices in CDI specs. `None`: there is none.
+    pub cdi: Option<CdiDriverSettings>,
     pub policy: trust::Policy,
 }
 
@@ -273,6 +281,7 @@ impl Config {
         let drivers = DriversConfig {
             images: images.collect(),
             adapters: file.device_plugin_adapters.clone(),
+            cdi: file.cdi_driver.resolve(&paths),
             policy: file.policy.clone(),
         };
         let kubernetes = kubernetes::resolve(

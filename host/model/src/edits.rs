@@ -29,6 +29,17 @@ impl Edits {
         *self == Self::default()
     }
 
+    /// Adds other edits after these. Of a class of Intel RDT the first counts.
+    pub fn extend(&mut self, more: Self) {
+        self.env.extend(more.env);
+        self.device_nodes.extend(more.device_nodes);
+        self.net_devices.extend(more.net_devices);
+        self.hooks.extend(more.hooks);
+        self.mounts.extend(more.mounts);
+        self.intel_rdt = self.intel_rdt.take().or(more.intel_rdt);
+        self.additional_gids.extend(more.additional_gids);
+    }
+
     /// Returns the lowest version of CDI that has every field that is used.
     pub fn cdi_version(&self) -> CdiVersion {
         let rdt = self.intel_rdt.as_ref();
@@ -107,8 +118,8 @@ pub struct DeviceNode {
     pub minor: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Subset of `rwm`. CDI writes `none` for the empty one: an empty text there means all.
-    #[serde(with = "permissions")]
+    /// Subset of `rwm`. CDI writes `none` for the empty one: an empty text there, or none, means all.
+    #[serde(with = "permissions", default = "permissions::all")]
     pub permissions: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
@@ -229,11 +240,15 @@ mod permissions {
         deserializer: D,
     ) -> Result<String, D::Error> {
         let subset = String::deserialize(deserializer)?;
-        Ok(if subset == NONE {
-            String::new()
-        } else {
-            subset
+        Ok(match subset.as_str() {
+            NONE => String::new(),
+            "" => all(),
+            _ => subset,
         })
+    }
+
+    pub(super) fn all() -> String {
+        "rwm".to_owned()
     }
 }
 
@@ -292,6 +307,16 @@ mod tests {
         );
         assert_eq!(json, expected);
         assert_eq!(read::<Edits>(&json), Ok(edits));
+    }
+
+    #[test]
+    fn absent_permissions_are_all_of_them() {
+        for json in [
+            r#"{"path":"/dev/a"}"#,
+            r#"{"path":"/dev/a","permissions":""}"#,
+        ] {
+            assert_eq!(read::<DeviceNode>(json).unwrap().permissions, "rwm");
+        }
     }
 
     #[test]

@@ -72,6 +72,8 @@ pub enum ProblemCode {
     CdiNotRemoved,
     CdiNotValid,
     CdiNotWritten,
+    CdiSpecConflict,
+    CdiSpecInvalid,
     CheckpointDiskFull,
     CheckpointMissing,
     CheckpointReadOnly,

@@ -336,6 +336,8 @@ pub enum DriverKind {
     Grpc,
     /// A device plugin that an adapter makes a driver.
     Adapter,
+    /// The host's own driver of devices in CDI specs.
+    Cdi,
 }
 
 impl DriverKind {

@@ -24,6 +24,8 @@ pub enum SourceKind {
     Plugin,
     /// The adapter of a device plugin, by its extended resource.
     Adapter,
+    /// The host's own driver of devices in CDI specs, by the driver's name.
+    Cdi,
     /// The pools of a driver, by the driver's name, as the source of an extended resource.
     Pools,
 }
@@ -65,6 +67,13 @@ impl NameSource {
         }
     }
 
+    pub fn cdi(driver: &DriverName) -> Self {
+        Self {
+            kind: SourceKind::Cdi,
+            name: driver.to_string(),
+        }
+    }
+
     /// Returns whether it is a WebAssembly driver.
     pub fn is_wasm(&self) -> bool {
         matches!(self.kind, SourceKind::File | SourceKind::Image)
@@ -80,6 +89,7 @@ impl fmt::Display for NameSource {
             SourceKind::Plugin if name.is_empty() => f.write_str("a device plugin"),
             SourceKind::Plugin => write!(f, "native plugins of the user {name}"),
             SourceKind::Adapter => write!(f, "the adapter of {name}"),
+            SourceKind::Cdi => write!(f, "the CDI driver {name}"),
             SourceKind::Pools => write!(f, "the pools of the driver {name}"),
         }
     }

@@ -3,6 +3,7 @@
 mod author;
 mod bad_claims;
 mod bad_files;
+mod cdi_driver;
 mod cdi_files;
 mod commands;
 mod compile;

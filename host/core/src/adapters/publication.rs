@@ -13,7 +13,6 @@ use super::adapted::KnownAdapter;
 use super::claims::AdapterDriver;
 use super::{AdapterParts, Adapters};
 use crate::driver::{Driver, DriverIdentity, Published};
-use crate::registry::DriverState;
 use crate::registry::names::BindError;
 use crate::sysfs::blocking::blocking;
 use crate::sysfs::read_stuck;
@@ -110,49 +109,20 @@ impl Publication {
     }
 
     fn serve(&self, driver: Driver) {
-        let resource = &self.resource;
-        let (registry, conditions) = (&self.parts.registry, &self.parts.conditions);
-        let (name, source) = (driver.identity.name.clone(), source_of(resource));
-        let summary = driver.identity.summary.clone();
-        registry
-            .names
-            .set_source(&source, Some(NameSource::adapter(resource)));
-        registry.names.set_described(&source, &name);
-        let held = registry
-            .names
-            .hold(&source, &name)
-            .map_err(|why| why.to_string());
-        let served = held.and_then(|()| {
-            registry
-                .serve(&source, driver)
-                .map_err(|other| format!("it is taken by {other}, which came first"))
-        });
-        let refused = served.err().map(|why| {
+        let (resource, identity) = (&self.resource, driver.identity.clone());
+        let registry = &self.parts.registry;
+        let refused = registry.serve_own(NameSource::adapter(resource), driver);
+        let refused = refused.err().map(|why| {
+            let name = &identity.name;
             format!("the adapter of {resource} does not serve under the driver name {name}: {why}")
         });
         let problem = refused
             .clone()
             .map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
-        conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
-        registry
-            .sources
-            .update(DriverKind::Adapter, &source, |view| {
-                let state = if refused.is_none() {
-                    DriverState::Serving
-                } else {
-                    DriverState::Failed
-                };
-                if view.state != state {
-                    view.note(
-                        state.as_str(),
-                        refused.as_deref().unwrap_or_default(),
-                        0,
-                        None,
-                    );
-                }
-                (view.name, view.state, view.summary) = (Some(name), state, summary);
-                view.reason = refused.clone().unwrap_or_default();
-            });
+        self.parts
+            .conditions
+            .update(ProblemCode::AdapterConflict, resource.as_str(), problem);
+        registry.sources.show_own(&identity, refused.as_deref());
         self.adapters.set_refused(resource, refused);
     }
 

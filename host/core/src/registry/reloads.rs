@@ -112,7 +112,7 @@ impl Reloads {
     fn of(&self, kind: DriverKind) -> &Queue {
         match kind {
             DriverKind::Wasm => &self.wasm,
-            DriverKind::Grpc | DriverKind::Adapter => &self.native,
+            DriverKind::Grpc | DriverKind::Adapter | DriverKind::Cdi => &self.native,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use parking_lot::RwLock;
 
+use crate::driver::DriverIdentity;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::worded;
@@ -163,6 +164,24 @@ impl Sources {
         if changed {
             self.report(name, now);
         }
+    }
+
+    /// Shows a driver of this process as serving, or as refused for a reason.
+    pub fn show_own(&self, identity: &DriverIdentity, refused: Option<&str>) {
+        let state = match refused {
+            None => DriverState::Serving,
+            Some(_) => DriverState::Failed,
+        };
+        let reason = refused.unwrap_or_default();
+        self.update(identity.kind, &identity.source, |view| {
+            if view.state != state {
+                view.note(state.as_str(), reason, 0, None);
+            }
+            view.name = Some(identity.name.clone());
+            view.summary.clone_from(&identity.summary);
+            view.reason = reason.to_owned();
+            view.state = state;
+        });
     }
 
     /// Changes a source that there is, without a report. Its views are locked meanwhile.

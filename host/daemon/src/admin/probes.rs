@@ -281,7 +281,7 @@ fn is_under_way(view: &DriverView) -> bool {
     match view.kind {
         DriverKind::Wasm => view.state.is_under_way(),
         DriverKind::Grpc => view.state == DriverState::Seen,
-        DriverKind::Adapter => false,
+        DriverKind::Adapter | DriverKind::Cdi => false,
     }
 }
 

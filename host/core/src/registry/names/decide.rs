@@ -270,8 +270,8 @@ fn is_unknown(kind: SourceKind, known: &Known<'_>) -> bool {
         SourceKind::Plugin => {
             known.plugins_may_come || known.others.iter().any(|other| other.source.is_none())
         }
-        // The adapters are there from the start.
-        SourceKind::Adapter | SourceKind::Pools => false,
+        // The adapters and the CDI driver are there from the start.
+        SourceKind::Adapter | SourceKind::Cdi | SourceKind::Pools => false,
     }
 }
 
@@ -313,6 +313,7 @@ impl Evidence {
             }
             Self::Kind(SourceKind::Plugin) => "a native plugin".to_owned(),
             Self::Kind(SourceKind::Adapter) => "a device plugin with an adapter".to_owned(),
+            Self::Kind(SourceKind::Cdi) => "a CDI driver".to_owned(),
             Self::Kind(_) => "a driver file".to_owned(),
         }
     }

@@ -61,6 +61,7 @@ fn testimony(driver: &DriverName, by: &PreparedBy, stored: &[StoredSource]) -> O
     match by.kind {
         DriverKind::Grpc => Some(Testimony::Kind(SourceKind::Plugin)),
         DriverKind::Adapter => Some(Testimony::Kind(SourceKind::Adapter)),
+        DriverKind::Cdi => Some(Testimony::Kind(SourceKind::Cdi)),
         DriverKind::Wasm if !by.digest.is_empty() => Some(match stored.iter().find(is_stored) {
             Some(stored) => Testimony::Stem(stored.stem.clone()),
             None => Testimony::Digest(by.digest.clone()),
