@@ -13,6 +13,7 @@ mod oci;
 mod runtime;
 
 use std::io::Read;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -42,6 +43,9 @@ const CONTAINER_ANNOTATION: &str = "container.nodedock.dev/id";
 
 /// Time that the end of a container waits until its devices are free. The daemon frees them in any case.
 const END_WAIT: Duration = Duration::from_secs(5);
+
+/// Socket of the system's log.
+const LOG: &str = "/dev/log";
 
 /// Bytes of a configuration or of a state of a container.
 const INPUT_BYTES_MAX: u64 = 64 << 20;
@@ -105,7 +109,13 @@ impl Default for SettingsArgs {
 
 pub(super) async fn run(location: &Location, command: ContainerCommand) -> Result<()> {
     match command {
-        ContainerCommand::Precreate(settings) => precreate(&settings).await,
+        ContainerCommand::Precreate(settings) => {
+            let done = precreate(&settings).await;
+            if let Err(error) = &done {
+                log(error);
+            }
+            done
+        }
         ContainerCommand::Created(claim) => created(location, &claim).await,
         ContainerCommand::Deleted(claim) => {
             // The end of a container never fails because of its claim, which the daemon ends.
@@ -130,6 +140,16 @@ async fn precreate(settings: &SettingsArgs) -> Result<()> {
     let creator = Process::with_number(creator.as_raw_nonzero().get())?;
     give_devices(&mut config, None, &creator, settings).await?;
     print_text(&config.to_string()).context("write the configuration of the container")
+}
+
+/// Writes an error to the system's log (syslog(3)): podman does not show what its hooks print.
+fn log(error: &anyhow::Error) {
+    // Facility user, severity error.
+    let line = format!("<11>nodedock: {error:#}");
+    let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(line.as_bytes(), LOG));
+    if let Err(error) = sent {
+        print_error(&format!("warning: write to {LOG}: {error}"));
+    }
 }
 
 fn read_input() -> Result<Value> {

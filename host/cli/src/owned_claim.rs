@@ -308,8 +308,10 @@ fn reason(waiting: &v1::WaitingClaim) -> String {
     if !waiting.holders.is_empty() {
         reason += &format!("; claims with such devices: {}", waiting.holders.join(", "));
     }
-    if waiting.place > 1 {
-        reason += &format!("; {} claims wait before it", waiting.place - 1);
+    match waiting.place {
+        0 | 1 => {}
+        2 => reason += "; 1 claim waits before it",
+        place => reason += &format!("; {} claims wait before it", place - 1),
     }
     reason
 }

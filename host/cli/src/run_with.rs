@@ -33,12 +33,12 @@ use super::{CommandError, Location, container};
 use nodedock_base::process::Process;
 use nodedock_core::manifest;
 
-/// Tools that take `--device CDI-NAME` behind the command that makes a container.
+/// Tools that take `--device CDI-NAME` behind the command that runs a container.
 const TOOLS: [&str; 3] = ["podman", "docker", "nerdctl"];
-const TOOL_COMMANDS: [&str; 2] = ["run", "create"];
-/// A word before these commands that changes nothing, and one whose commands take no devices.
+const TOOL_COMMAND: &str = "run";
+/// A word before this command that changes nothing, and words with which containers start later, or get their devices elsewhere.
 const CONTAINER: &str = "container";
-const COMPOSE: &str = "compose";
+const OTHERS: [&str; 3] = ["compose", "create", "start"];
 
 /// Placeholder for the devices in the arguments of other programs.
 const PLACEHOLDER: &str = "{cdi}";
@@ -455,8 +455,8 @@ fn tool_at(program: &[OsString]) -> Result<Option<usize>, CommandError> {
             return Ok(Some(number + 1 + at));
         }
         if number == 0 {
-            let hint = match words.contains(&COMPOSE) {
-                true => "a service of compose has `devices: [\"nodedock.dev/CLASS=any\"]`, without run-with".to_owned(),
+            let hint = match words.iter().any(|word| OTHERS.contains(word)) {
+                true => "a container, and a service of compose, may have the device nodedock.dev/CLASS=any, without run-with".to_owned(),
                 false => format!("write {PLACEHOLDER} where the devices belong, such as --device={PLACEHOLDER}"),
             };
             let message = format!("there is no `{tool} run` among the arguments");
@@ -466,15 +466,15 @@ fn tool_at(program: &[OsString]) -> Result<Option<usize>, CommandError> {
     Ok(None)
 }
 
-/// Returns the place of `run` or `create` among the words behind a tool: flags and their values are before it, and `container`.
+/// Returns the place of `run` among the words behind a tool: flags and their values are before it, and `container`.
 fn tool_command(words: &[&str]) -> Option<usize> {
     let mut is_value = false;
     for (number, word) in words.iter().enumerate() {
-        if TOOL_COMMANDS.contains(word) {
+        if *word == TOOL_COMMAND {
             return Some(number);
         }
         let is_flag = word.starts_with('-');
-        if *word == COMPOSE || !(is_flag || is_value || *word == CONTAINER) {
+        if OTHERS.contains(word) || !(is_flag || is_value || *word == CONTAINER) {
             return None;
         }
         is_value = is_flag && !word.contains('=');
@@ -566,8 +566,8 @@ mod tests {
                 "sudo -n podman run --device v/c=a --device v/c=b x",
             ),
             (
-                "env X=1 docker --context c container create x",
-                "env X=1 docker --context c container create --device v/c=a --device v/c=b x",
+                "env X=1 docker --context c container run x",
+                "env X=1 docker --context c container run --device v/c=a --device v/c=b x",
             ),
             ("make podman test run", "make podman test run"),
         ] {
@@ -583,6 +583,7 @@ mod tests {
             "docker compose run web",
             "docker -D compose run web",
             "nerdctl ps run",
+            "podman create x run",
         ] {
             let words: Vec<OsString> = program.split(' ').map(OsString::from).collect();
             let error = with_devices(&words, &[]).unwrap_err();

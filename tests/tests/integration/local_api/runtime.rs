@@ -1,5 +1,6 @@
 //! `nodedock runtime` with a runtime that only records: containers that race, and wrappers that are killed at any moment.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -60,10 +61,8 @@ fn bundle(daemon: &Daemon, class: &Value, name: &str) -> PathBuf {
     bundle
 }
 
-/// Starts `nodedock runtime create` for a bundle, with a script as the other runtime.
-fn create(daemon: &Daemon, script: &Path, bundle: &Path) -> Child {
-    let settings = format!("runtime: {}\nwaitSeconds: 200\n", script.display());
-    let settings = daemon.write("runtime.yaml", settings);
+/// Starts `nodedock runtime create` for a bundle.
+fn create(daemon: &Daemon, settings: &Path, bundle: &Path) -> Child {
     let mut command: Command = daemon.command();
     command
         .env("NODEDOCK_RUNTIME_CONFIG", settings)
@@ -76,11 +75,12 @@ fn create(daemon: &Daemon, script: &Path, bundle: &Path) -> Child {
     command.spawn().unwrap()
 }
 
-fn script(daemon: &Daemon, text: &str) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
-    let path = daemon.write("records.sh", text);
+/// Settings with a script as the other runtime.
+fn settings(daemon: &Daemon, script: &str) -> PathBuf {
+    let path = daemon.write("records.sh", script);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    path
+    let text = format!("runtime: {}\nwaitSeconds: 200\n", path.display());
+    daemon.write("runtime.yaml", text)
 }
 
 async fn until_free(daemon: &Daemon) {
@@ -93,12 +93,13 @@ async fn until_free(daemon: &Daemon) {
 #[tokio::test]
 async fn racing_containers_share_no_device() {
     let mut daemon = machine_with(Options::default().flag("--local-api")).await;
-    let (class, script) = (class_file(&daemon).await, script(&daemon, RECORDS));
+    let class = class_file(&daemon).await;
+    let settings = settings(&daemon, RECORDS);
     std::fs::create_dir(daemon.path().join("locks")).unwrap();
     let mut containers = Vec::new();
     for number in 0..CONTAINERS {
         let bundle = bundle(&daemon, &class, &format!("c{number}"));
-        containers.push(create(&daemon, &script, &bundle));
+        containers.push(create(&daemon, &settings, &bundle));
     }
     let given = daemon.path().join("locks/given");
     let count = || std::fs::read_to_string(&given).map_or(0, |text| text.lines().count());
@@ -123,10 +124,10 @@ async fn racing_containers_share_no_device() {
 async fn killed_runtimes_keep_no_device() {
     let daemon = machine_with(Options::default().flag("--local-api")).await;
     let class = class_file(&daemon).await;
-    let script = script(&daemon, "#!/bin/sh\nexec tail -f /dev/null\n");
+    let settings = settings(&daemon, "#!/bin/sh\nexec tail -f /dev/null\n");
     for number in 0..KILLED {
         let bundle = bundle(&daemon, &class, &format!("c{number}"));
-        let mut container = create(&daemon, &script, &bundle);
+        let mut container = create(&daemon, &settings, &bundle);
         // The step that is reached by then differs from one to the next: the point of the test.
         tokio::time::sleep(STEP * number).await;
         let pid = i32::try_from(container.id().unwrap()).unwrap();
