@@ -83,16 +83,24 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
 /// with which every container runtime limits a container.
 fn control_group(file: &str) -> io::Result<Option<PathBuf>> {
     let text = std::fs::read_to_string(file)?;
-    let group = |of: &str, mount: &str| {
-        let path = text.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            let is_it = controllers.split(',').any(|controller| controller == of);
-            is_it.then_some(path)
-        })?;
-        let directory = Path::new(mount).join(path.trim_start_matches('/'));
-        directory.is_dir().then_some(directory)
+    match group_in(&text, "devices", "/sys/fs/cgroup/devices")? {
+        None => group_in(&text, "", "/sys/fs/cgroup"),
+        group => Ok(group),
+    }
+}
+
+/// Returns the directory of the group of a controller, empty for version 2, below its mount.
+fn group_in(text: &str, controller: &str, mount: &str) -> io::Result<Option<PathBuf>> {
+    let path = text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let mut controllers = controllers.split(',');
+        controllers.any(|one| one == controller).then_some(path)
+    });
+    let Some(path) = path else {
+        return Ok(None);
     };
-    Ok(group("devices", "/sys/fs/cgroup/devices").or_else(|| group("", "/sys/fs/cgroup")))
+    let directory = Path::new(mount).join(path.trim_start_matches('/'));
+    Ok(directory.try_exists()?.then_some(directory))
 }
 
 /// Returns whether a control group or one below it has processes.

@@ -6,7 +6,7 @@
 //! starts without its devices.
 //!
 //! The claim belongs to the program that creates the container, and from the hook `createRuntime` on to the first process of the container. The
-//! daemon ends it with that process, whoever is killed.
+//! daemon ends it with that process, also when any of the other programs is killed.
 
 mod cdi;
 mod oci;
@@ -34,7 +34,7 @@ use super::owned_claim::{
     DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
 };
 use super::{Command, Location};
-use nodedockd::app::device_names::{self, ClassDevice};
+use nodedockd::device_names::{self, ClassDevice};
 
 pub(super) use runtime::{arguments as runtime_arguments, main as runtime_main};
 

@@ -3,7 +3,6 @@
 mod adapters;
 mod cdi_driver;
 mod cluster;
-pub mod device_names;
 pub mod directories;
 mod handover;
 pub mod hardware;
@@ -76,10 +75,10 @@ use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
-use self::device_names::DeviceNames;
 use self::local::LocalApi;
 use self::reload::Reload;
 use self::users::UserSockets;
+use crate::device_names::{self, DeviceNames};
 
 /// Time that a crash of the daemon stays a condition.
 const CRASH_REPORTED: Duration = Duration::from_secs(600);

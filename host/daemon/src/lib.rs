@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod config;
 pub mod convert;
+pub mod device_names;
 mod health;
 pub mod node_api;
 pub mod pod_resources;

@@ -15,7 +15,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
-use crate::app::device_names::DeviceNames;
+use crate::device_names::DeviceNames;
 use crate::recording::{Lines, RecordedDrivers};
 use crate::{convert, health};
 use nodedock_base::changes::Changes;

@@ -72,6 +72,7 @@ impl NamesListener {
                 self.last = Some(names.clone());
                 return Some(names);
             }
+            // no error: without a sender the daemon ends
             self.views.changed().await.ok()?;
         }
     }

@@ -33,10 +33,11 @@ rmdir "$LOCKS/$device"
 async fn class_file(daemon: &Daemon) -> Value {
     loop {
         let files = std::fs::read_dir(daemon.cdi()).unwrap().flatten();
-        let mut files =
-            files.filter(|file| file.file_name().to_string_lossy().ends_with("-gpu.json"));
-        if let Some(file) = files.next() {
-            return serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+        // The file of a default class goes at any time.
+        let texts = files.filter_map(|file| std::fs::read(file.path()).ok());
+        let mut specs = texts.filter_map(|text| serde_json::from_slice::<Value>(&text).ok());
+        if let Some(spec) = specs.find(|spec| spec["kind"] == "nodedock.dev/gpu") {
+            return spec;
         }
         tokio::task::yield_now().await;
     }

@@ -74,7 +74,7 @@ async fn users_have_claims_of_their_own() {
     let shown = daemon.cli_as(ALICE, GROUP, &show).await.done();
     assert!(shown.starts_with("MOCK_GPU_2="), "{shown}");
     daemon.until_no_claims().await;
-    // Of the others nobody can see or end anything.
+    // A user can neither see nor end anything of others.
     for (namespace, words) in [("user-100002", "cannot"), ("default", "cannot")] {
         let get = ["claim", "get", "-n", namespace];
         daemon

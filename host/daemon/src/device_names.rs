@@ -236,7 +236,7 @@ pub struct DeviceNames {
 }
 
 impl DeviceNames {
-    pub(super) fn new(paths: &Paths, access: FileAccess) -> Result<Self> {
+    pub(crate) fn new(paths: &Paths, access: FileAccess) -> Result<Self> {
         let daemon = std::env::current_exe().context("find this program")?;
         let default = Paths::below(&paths.root).socket;
         let mut directories = paths.cdi_spec_dirs.clone();
@@ -342,7 +342,7 @@ impl DeviceNames {
 }
 
 /// Keeps the files as the claims and classes are, without end; without a local API there are none, and those of an earlier run are removed.
-pub(super) async fn keep(names: DeviceNames, claims: Option<LocalClaims>, conditions: Conditions) {
+pub(crate) async fn keep(names: DeviceNames, claims: Option<LocalClaims>, conditions: Conditions) {
     let Some(mut listener) = claims.map(|claims| claims.names_listener()) else {
         if let Err(error) = names.write(&LocalNames::default()).await {
             tracing::warn!(
