@@ -44,6 +44,9 @@ const SUBJECT: &str = "nodedock.dev";
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
+/// Content of files, by their names.
+type CdiFiles = BTreeMap<String, Vec<u8>>;
+
 /// A device of a class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClassDevice {
@@ -157,7 +160,7 @@ impl Program {
 }
 
 /// Returns the files for names, by their own. Pure.
-fn render(daemon: &str, names: &LocalNames, program: &Program) -> BTreeMap<String, Vec<u8>> {
+fn render(daemon: &str, names: &LocalNames, program: &Program) -> CdiFiles {
     let mut specs = Vec::new();
     for (class, claims) in &names.classes {
         let Some(cdi_class) = cdi_class(class) else {
@@ -206,7 +209,7 @@ fn device_of(namespace: &str, name: &str) -> String {
 }
 
 /// Returns the files of an earlier run, without content.
-fn earlier(directory: &Path, daemon: &str) -> Result<BTreeMap<String, Vec<u8>>> {
+fn earlier(directory: &Path, daemon: &str) -> Result<CdiFiles> {
     let prefix = format!("{VENDOR}-{daemon}-");
     let failed = || format!("list {}", directory.display());
     let mut files = BTreeMap::new();
@@ -232,7 +235,7 @@ pub struct DeviceNames {
     /// Directories that runtimes read, by priority.
     directories: Vec<PathBuf>,
     /// `None`: those of an earlier run are not looked for yet.
-    written: Arc<Mutex<Option<BTreeMap<String, Vec<u8>>>>>,
+    written: Arc<Mutex<Option<CdiFiles>>>,
 }
 
 impl DeviceNames {
