@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{
@@ -21,6 +21,9 @@ const START_AFTER_NAME: usize = 22 - 3;
 /// container has the PID namespace of the node; version 1 of control groups reports nothing.
 const GROUP_LOOK: Duration = Duration::from_millis(200);
 
+/// Directory of the control groups, with one for each controller in version 1.
+const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
+
 /// A process, which no other one is taken for: its number may be given again, its start may not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,9 +34,16 @@ pub struct Process {
     pub boot_id: String,
     /// Inode of the namespace that the number belongs to.
     pub pid_namespace: u64,
-    /// Directory of a control group: the process counts as running until no process of the group is left.
+    /// The process counts as running until no process of this group is left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub control_group: Option<PathBuf>,
+    pub control_group: Option<ControlGroup>,
+}
+
+/// A control group, which no later one with its name is taken for, as that of a container which is started again.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ControlGroup {
+    directory: PathBuf,
+    inode: u64,
 }
 
 /// Why the end of a process is not known.
@@ -79,44 +89,72 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
         .ok_or_else(|| io::Error::other("its stat has no start"))
 }
 
-/// Returns the directory of the control group in a file such as `/proc/self/cgroup` (cgroups(7)): of version 2, or of the controller of devices,
-/// with which every container runtime limits a container.
-fn control_group(file: &str) -> io::Result<Option<PathBuf>> {
-    let text = std::fs::read_to_string(file)?;
-    match group_in(&text, "devices", "/sys/fs/cgroup/devices")? {
-        None => group_in(&text, "", "/sys/fs/cgroup"),
-        group => Ok(group),
+impl ControlGroup {
+    /// Returns the control group in a file such as `/proc/self/cgroup` (cgroups(7)): of version 2, or of the controller of devices, with which
+    /// every container runtime limits a container.
+    fn of(file: &str) -> io::Result<Option<Self>> {
+        let text = std::fs::read_to_string(file)?;
+        match Self::of_controller(&text, "devices", "devices")? {
+            None => Self::of_controller(&text, "", ""),
+            group => Ok(group),
+        }
+    }
+
+    /// Returns the group of a controller, empty for version 2, below its mount.
+    fn of_controller(text: &str, controller: &str, mount: &str) -> io::Result<Option<Self>> {
+        let path = text.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let mut controllers = controllers.split(',');
+            controllers.any(|one| one == controller).then_some(path)
+        });
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let directory = Path::new(CONTROL_GROUPS)
+            .join(mount)
+            .join(path.trim_start_matches('/'));
+        match std::fs::metadata(&directory) {
+            Ok(found) => Ok(Some(Self {
+                inode: found.ino(),
+                directory,
+            })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether the group or one below it has processes.
+    fn has_processes(&self) -> io::Result<bool> {
+        let mut parts = self.directory.components();
+        let is_below = self.directory.starts_with(CONTROL_GROUPS)
+            && !parts.any(|part| part == Component::ParentDir);
+        if !is_below {
+            let shown = self.directory.display();
+            return Err(io::Error::other(format!("{shown} is no control group")));
+        }
+        match std::fs::metadata(&self.directory) {
+            Ok(found) if found.ino() == self.inode => has_processes(&self.directory),
+            Ok(_) => Ok(false),
+            Err(error) if is_gone(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 
-/// Returns the directory of the group of a controller, empty for version 2, below its mount.
-fn group_in(text: &str, controller: &str, mount: &str) -> io::Result<Option<PathBuf>> {
-    let path = text.lines().find_map(|line| {
-        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-        let mut controllers = controllers.split(',');
-        controllers.any(|one| one == controller).then_some(path)
-    });
-    let Some(path) = path else {
-        return Ok(None);
-    };
-    let directory = Path::new(mount).join(path.trim_start_matches('/'));
-    Ok(directory.try_exists()?.then_some(directory))
+/// Returns whether a control group was removed, also while it is read.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
-/// Returns whether a control group or one below it has processes.
 fn has_processes(group: &Path) -> io::Result<bool> {
-    let absent = |error: &io::Error| {
-        // A group that is removed while it is read.
-        error.kind() == io::ErrorKind::NotFound
-            || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
-    };
     match std::fs::read_to_string(group.join("cgroup.procs")) {
         Ok(processes) if !processes.is_empty() => return Ok(true),
-        Err(error) if !absent(&error) => return Err(error),
+        Err(error) if !is_gone(&error) => return Err(error),
         _ => {}
     }
     let below = match std::fs::read_dir(group) {
-        Err(error) if absent(&error) => return Ok(false),
+        Err(error) if is_gone(&error) => return Ok(false),
         below => below?,
     };
     for entry in below {
@@ -179,8 +217,8 @@ impl Process {
     ///
     /// There is no such process.
     pub fn of_container(pid: i32) -> io::Result<Self> {
-        let group = control_group(&format!("/proc/{pid}/cgroup"))?;
-        let is_own = group == control_group("/proc/self/cgroup")?;
+        let group = ControlGroup::of(&format!("/proc/{pid}/cgroup"))?;
+        let is_own = group == ControlGroup::of("/proc/self/cgroup")?;
         Ok(Self {
             control_group: group.filter(|_| !is_own),
             ..Self::with_number(pid)?
@@ -196,8 +234,9 @@ impl Process {
         if self.boot_id != boot_id()? {
             return Ok(false);
         }
-        let group = self.control_group.as_deref();
-        Ok(start_of(self.pid)? == Some(self.start) || group.map_or(Ok(false), has_processes)?)
+        let group = self.control_group.as_ref();
+        Ok(start_of(self.pid)? == Some(self.start)
+            || group.map_or(Ok(false), ControlGroup::has_processes)?)
     }
 
     /// Resolves when the process has ended, and every process of its control group.
@@ -212,7 +251,9 @@ impl Process {
         };
         // A group of another boot is another one.
         while self.is_of_this_boot()?
-            && has_processes(group).map_err(|source| self.failed(source))?
+            && group
+                .has_processes()
+                .map_err(|source| self.failed(source))?
         {
             sleep(GROUP_LOOK).await;
         }
@@ -274,6 +315,33 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
+
+    #[test]
+    fn control_groups_are_known_by_inode() {
+        let text = "5:devices:/no/such/group\n1:name=systemd:/x\n0::/\n";
+        assert_eq!(
+            ControlGroup::of_controller(text, "devices", "devices").unwrap(),
+            None
+        );
+        assert_eq!(
+            ControlGroup::of_controller(text, "memory", "memory").unwrap(),
+            None
+        );
+        let root = ControlGroup::of_controller(text, "", "").unwrap().unwrap();
+        assert_eq!(root.directory, Path::new("/sys/fs/cgroup"));
+        let later = ControlGroup {
+            inode: root.inode + 1,
+            ..root
+        };
+        assert!(!later.has_processes().unwrap());
+        for wrong in ["/etc", "/sys/fs/cgroup/../..", "relative"] {
+            let group = ControlGroup {
+                directory: wrong.into(),
+                inode: 1,
+            };
+            assert!(group.has_processes().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn open_file_limit_is_raised() {

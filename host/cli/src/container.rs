@@ -112,7 +112,7 @@ pub(super) async fn run(location: &Location, command: ContainerCommand) -> Resul
         ContainerCommand::Precreate(settings) => {
             let done = precreate(&settings).await;
             if let Err(error) = &done {
-                log(error);
+                log(ERROR, &format!("{error:#}"));
             }
             done
         }
@@ -142,10 +142,13 @@ async fn precreate(settings: &SettingsArgs) -> Result<()> {
     print_text(&config.to_string()).context("write the configuration of the container")
 }
 
-/// Writes an error to the system's log (syslog(3)): podman does not show what its hooks print.
-fn log(error: &anyhow::Error) {
-    // Facility user, severity error.
-    let line = format!("<11>nodedock: {error:#}");
+/// Severities of the system's log, of messages of users (syslog(3)).
+const ERROR: u8 = 8 + 3;
+const INFORMATION: u8 = 8 + 6;
+
+/// Writes a line to the system's log: container tools do not show what their runtimes and hooks print before they end.
+fn log(severity: u8, line: &str) {
+    let line = format!("<{severity}>nodedock: {line}");
     let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(line.as_bytes(), LOG));
     if let Err(error) = sent {
         print_error(&format!("warning: write to {LOG}: {error}"));
@@ -184,7 +187,7 @@ async fn give_devices(
     let client = connect_in_time(location, settings).await?;
     let wait = DeviceWait {
         most: Some(Duration::from_secs(settings.wait_seconds)),
-        is_reported: false,
+        report: |line| log(INFORMATION, line),
         waits_for_missing: false,
     };
     let uses = uses(&client, &marked, container, creator).await?;

@@ -62,8 +62,8 @@ pub(super) struct NewClaim {
 pub(super) struct DeviceWait {
     /// `None`: without end.
     pub(super) most: Option<Duration>,
-    /// Whether a wait is printed.
-    pub(super) is_reported: bool,
+    /// Writes why it is waited for, whenever that changes.
+    pub(super) report: fn(&str),
     /// Whether devices are waited for that the machine does not have: of a class that does not exist, or that no selector matches.
     pub(super) waits_for_missing: bool,
 }
@@ -277,14 +277,14 @@ impl OwnedClaim {
                 // An answer of a daemon that is restarted comes later.
                 Err(error) if is_over => return Err(error.context("wait for devices")),
                 Ok(None) if is_over => bail!("claim {} was not decided in time", self.name()),
-                Ok(Some(waiting)) if wait.is_reported => {
+                Ok(Some(waiting)) => {
                     let reason = reason(&waiting);
                     if reason != shown {
-                        print_error(&format!("waiting for devices: {reason}"));
+                        (wait.report)(&format!("{} waits for devices: {reason}", self.name()));
                         shown = reason;
                     }
                 }
-                Ok(_) | Err(_) => {}
+                Ok(None) | Err(_) => {}
             }
             pause = (pause * 2).min(WAIT_LOOK_MAX);
         }

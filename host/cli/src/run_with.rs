@@ -115,7 +115,7 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     let claim = OwnedClaim::make(&client, &namespace, new).await?;
     let wait = DeviceWait {
         most: args.timeout.map(Duration::from_secs),
-        is_reported: true,
+        report: print_error,
         waits_for_missing: args.wait_for_missing,
     };
     let prepared = tokio::select! {

@@ -523,6 +523,6 @@ async fn failures_have_codes_of_container_tools() {
     daemon
         .cli(&args)
         .await
-        .failed_with(125, &["waiting for devices", "there are no devices"]);
+        .failed_with(125, &["waits for devices", "there are no devices"]);
     daemon.until_no_claims().await;
 }
