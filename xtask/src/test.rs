@@ -22,6 +22,8 @@ pub(crate) const DRIVERS_DIR: &str = "NODEDOCK_DRIVERS_DIR";
 const PARITY: &str = "tests/parity.md";
 /// The suite that takes longest.
 const LONGEST: &str = "conform";
+/// The suite that computes all the time, and whose compilations have a deadline.
+const ALONE: &str = "golden";
 
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
@@ -68,36 +70,37 @@ fn build(workspace: &Workspace, args: &[String]) -> Result<()> {
     shell::run(workspace.cargo().arg("build").args(programs(args)))
 }
 
-/// Runs all tests. The longest suite mostly waits, so it runs beside the others, and its lines begin with its name.
+/// Runs all tests. The longest suite runs beside the others, most of which wait, and its lines begin with its name.
 fn all(workspace: &Workspace, args: &[String]) -> Result<Outcomes> {
-    let (beside, others) = halves(&workspace.suites);
     let run =
         |selection: &[String], prefix: &str| tests(workspace, &[selection, args].concat(), prefix);
     let (beside, others) = thread::scope(|scope| {
-        let beside = scope.spawn(|| run(&beside, &format!("{LONGEST} | ")));
-        // Cargo runs doc tests only by themselves where other tests are selected.
-        let others = run(&others, "").and_then(|mut outcomes| {
-            outcomes.extend(run(&["--doc".to_owned()], "")?);
-            Ok(outcomes)
-        });
+        let beside = scope.spawn(|| run(&of_suite(LONGEST), &format!("{LONGEST} | ")));
+        let others = run(&others(&workspace.suites), "");
         (beside.join().expect("it does not panic"), others)
     });
     let mut outcomes = others?;
     outcomes.extend(beside?);
+    outcomes.extend(run(&of_suite(ALONE), "")?);
+    // Cargo runs doc tests only by themselves where other tests are selected.
+    outcomes.extend(run(&["--doc".to_owned()], "")?);
     Ok(outcomes)
 }
 
-/// Returns what selects the longest suite, and what selects all other tests but doc tests.
-fn halves(suites: &BTreeSet<String>) -> (Vec<String>, Vec<String>) {
-    let mut halves = (Vec::new(), ["--lib", "--bins"].map(str::to_owned).to_vec());
-    for suite in suites {
-        let half = match suite == LONGEST {
-            true => &mut halves.0,
-            false => &mut halves.1,
-        };
-        half.extend(["--test".to_owned(), suite.clone()]);
-    }
-    halves
+fn of_suite(suite: &str) -> [String; 2] {
+    ["--test".to_owned(), suite.to_owned()]
+}
+
+/// Returns what selects all tests but those of these two suites and doc tests.
+fn others(suites: &BTreeSet<String>) -> Vec<String> {
+    let suites = suites
+        .iter()
+        .filter(|suite| ![LONGEST, ALONE].contains(&suite.as_str()));
+    ["--lib", "--bins"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(suites.flat_map(|suite| of_suite(suite)))
+        .collect()
 }
 
 fn tests(workspace: &Workspace, args: &[String], prefix: &str) -> Result<Outcomes> {
@@ -312,15 +315,15 @@ mod tests {
     }
 
     #[test]
-    fn both_halves_are_all_suites() {
+    fn every_suite_is_selected_once() {
         let suites = &Workspace::load().unwrap().suites;
-        let (beside, others) = halves(suites);
-        assert_eq!(beside, ["--test", LONGEST]);
-        assert_eq!(beside.len() + others.len(), 2 * suites.len() + 2);
+        assert!([LONGEST, ALONE].iter().all(|suite| suites.contains(*suite)));
+        let others = others(suites);
         assert!(
             others.starts_with(&words(&["--lib", "--bins", "--test"])),
             "{others:?}"
         );
+        assert_eq!(others.len(), 2 + 2 * (suites.len() - 2));
     }
 
     #[test]

@@ -62,20 +62,22 @@ pub async fn serve_unix(server: Server, listener: UnixListener, stop: Cancellati
     .await;
 }
 
-/// Serves like [`serve_unix`], each connection by the server for the user of its client. `None` from `server_of` closes it.
-pub async fn serve_unix_by_user<F>(
+/// Serves like [`serve_unix`], each connection by the server for the user of its client. `None` from `server_of` closes it; what comes with
+/// the server is kept until the connection ends.
+pub async fn serve_unix_by_user<F, K>(
     server_of: impl Fn(u32) -> F + Clone + Send + Sync + 'static,
     listener: UnixListener,
     stop: CancellationToken,
 ) where
-    F: Future<Output = Option<Server>> + Send,
+    F: Future<Output = Option<(Server, K)>> + Send,
+    K: Send,
 {
     let open = move |stream: UnixStream| {
         let server_of = server_of.clone();
         async move {
             match stream.peer_cred().map(|peer| peer.uid()) {
                 Ok(user) => {
-                    if let Some(server) = server_of(user).await {
+                    if let Some((server, _kept)) = server_of(user).await {
                         connection(stream, server, None).await;
                     }
                 }

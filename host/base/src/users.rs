@@ -30,6 +30,37 @@ pub fn group_in(groups: &Path, name: &str) -> io::Result<Option<u32>> {
     }))
 }
 
+const SUBUID: &str = "/etc/subuid";
+
+/// Returns whether a user is one of those that another user may be in a user namespace (subuid(5)).
+///
+/// # Errors
+///
+/// The file of these ranges is there and cannot be read.
+pub fn is_subordinate(uid: u32) -> io::Result<bool> {
+    match std::fs::read_to_string(SUBUID) {
+        Ok(ranges) => Ok(is_subordinate_in(&ranges, uid)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Looks a user up in lines of `NAME:START:COUNT`.
+fn is_subordinate_in(ranges: &str, uid: u32) -> bool {
+    ranges.lines().any(|line| {
+        let mut numbers = line
+            .split(':')
+            .skip(1)
+            .map(|number| number.trim().parse::<u32>());
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(start)), Some(Ok(count))) => {
+                uid.checked_sub(start).is_some_and(|offset| offset < count)
+            }
+            _ => false,
+        }
+    })
+}
+
 /// Returns the user of this process outside its user namespace, in which it may be root.
 ///
 /// # Errors
@@ -84,6 +115,14 @@ mod tests {
         );
         assert_eq!(outer_uid_in("0 0 4294967295\n", 5), Some(5));
         assert!(outer_uid().is_ok());
+    }
+
+    #[test]
+    fn subordinate_users_are_known() {
+        let ranges = "# users\nop:100000:65536\n1000:300000:1\nbad:x:1\n";
+        let known = [99_999, 100_000, 165_535, 165_536, 300_000, 300_001];
+        let expected = [false, true, true, false, true, false];
+        assert_eq!(known.map(|uid| is_subordinate_in(ranges, uid)), expected);
     }
 
     #[test]

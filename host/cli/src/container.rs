@@ -188,13 +188,14 @@ async fn give_devices(
     let wait = DeviceWait {
         most: Some(Duration::from_secs(settings.wait_seconds)),
         report: |line| log(INFORMATION, line),
+        daemon: Duration::from_secs(settings.daemon_wait_seconds),
         waits_for_missing: false,
     };
-    let uses = uses(&client, &marked, container, creator).await?;
-    for (number, of) in uses.iter().enumerate() {
+    let uses = uses(&client, &marked, container, creator, wait.daemon).await?;
+    for of in &uses {
         let given = give(config, &client, &marked, of, wait).await;
         if let Err(error) = given {
-            for of in &uses[..=number] {
+            for of in &uses {
                 of.end(location, &client).await;
             }
             return Err(error);
@@ -226,6 +227,7 @@ async fn uses(
     marked: &Marked,
     container: Option<&str>,
     creator: &Process,
+    daemon_wait: Duration,
 ) -> Result<Vec<Use>> {
     let namespace = namespace(&marked.location);
     let mut uses = Vec::new();
@@ -246,7 +248,7 @@ async fn uses(
                 let consumer = [(format!("{CONSUMER_ANNOTATION}{uid}"), Some(process.clone()))];
                 let id = &claim.id;
                 client
-                    .annotate(id.namespace.as_str(), id.name.as_str(), id.uid.as_str(), &consumer)
+                    .annotate(id.namespace.as_str(), id.name.as_str(), id.uid.as_str(), None, &consumer)
                     .await?;
                 uses.push(Use { claim, consumer: Some(pod) });
             }
@@ -262,7 +264,7 @@ async fn uses(
             spec: json!({ "devices": { "requests": requests } }),
         };
         uses.push(Use {
-            claim: OwnedClaim::make(client, &namespace, claim).await?,
+            claim: OwnedClaim::make(client, &namespace, claim, daemon_wait).await?,
             consumer: None,
         });
     }
@@ -368,15 +370,30 @@ async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
         ],
     };
     let client = connect_in_time(location, &SettingsArgs::default()).await?;
+    let ended = || {
+        format!(
+            "claim {}/{} has no devices for the container any more",
+            args.namespace, args.name
+        )
+    };
+    let version = match &args.consumer {
+        Some(pod) => Some(
+            version_with_consumer(&client, args, pod)
+                .await?
+                .with_context(ended)?,
+        ),
+        None => None,
+    };
     let claim = client
-        .annotate(&args.namespace, &args.name, &args.uid, &annotations)
+        .annotate(
+            &args.namespace,
+            &args.name,
+            &args.uid,
+            version.as_deref(),
+            &annotations,
+        )
         .await
-        .with_context(|| {
-            format!(
-                "claim {}/{} has no devices for the container any more",
-                args.namespace, args.name
-            )
-        })?;
+        .with_context(ended)?;
     if !text(&claim, "/metadata/deletionTimestamp").is_empty() {
         bail!(
             "claim {}/{} ended before the container began",
@@ -385,6 +402,18 @@ async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns the version of a claim that the container still uses as a pod: a use that ended with its creator is not prepared any more.
+async fn version_with_consumer(
+    client: &LocalClient,
+    args: &ClaimArgs,
+    pod: &str,
+) -> Result<Option<String>> {
+    let claim = client.claim(&args.namespace, &args.name).await?;
+    let key = format!("{CONSUMER_ANNOTATION}{pod}");
+    let used = claim.filter(|claim| !claim["metadata"]["annotations"][&key].is_null());
+    Ok(used.map(|claim| text(&claim, "/metadata/resourceVersion").to_owned()))
 }
 
 /// Waits until the claim is gone if it belongs to this container alone, so that the next one can have the devices.

@@ -62,6 +62,8 @@ pub(super) struct NewClaim {
 pub(super) struct DeviceWait {
     /// `None`: without end.
     pub(super) most: Option<Duration>,
+    /// Time for a daemon that is being restarted to answer again.
+    pub(super) daemon: Duration,
     /// Writes why it is waited for, whenever that changes.
     pub(super) report: fn(&str),
     /// Whether devices are waited for that the machine does not have: of a class that does not exist, or that no selector matches.
@@ -87,11 +89,12 @@ impl OwnedClaim {
     ///
     /// # Errors
     ///
-    /// Another claim has the name; the local API refuses the claim, or is not there for a minute.
+    /// Another claim has the name; the local API refuses the claim, or is not there in time.
     pub(super) async fn make(
         client: &LocalClient,
         namespace: &str,
         claim: NewClaim,
+        daemon_wait: Duration,
     ) -> Result<Self> {
         let name = &claim.name;
         let annotations: serde_json::Map<_, _> = claim
@@ -120,7 +123,7 @@ impl OwnedClaim {
                     return Self::of(&known);
                 }
                 Err(ObjectError::Api(error))
-                    if error.is_unreachable() && began.elapsed() < DAEMON_WAIT =>
+                    if error.is_unreachable() && began.elapsed() < daemon_wait =>
                 {
                     sleep(DAEMON_RETRY).await;
                 }
@@ -221,7 +224,7 @@ impl OwnedClaim {
             };
             match answer {
                 Ok(answer) => break answer.into_inner(),
-                Err(error) if is_away(&error) && began.elapsed() < DAEMON_WAIT => {
+                Err(error) if is_away(&error) && began.elapsed() < wait.daemon => {
                     sleep(DAEMON_RETRY).await
                 }
                 Err(error) => return Err(error),

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
-use super::{CommandError, Location, names};
+use super::{CommandError, Location, local_api, names};
 use nodedock_core::manifest::{self, Objects};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName,
@@ -40,8 +40,13 @@ pub(super) struct PrepareArgs {
     /// Compose a pod of this name instead
     #[arg(long, value_name = "NAME", requires = "for_pod")]
     pod: Option<String>,
-    /// Namespace of the composed pod
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    /// Namespace of the composed pod [default: default; for users other than root user-UID]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     namespace: String,
     /// A device for it, as `get devices` lists it or without the node; may be given several times
     #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
@@ -68,7 +73,10 @@ pub(super) struct UnprepareArgs {
     output: Format,
 }
 
-pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
+pub(super) async fn prepare(location: &Location, mut args: PrepareArgs) -> Result<()> {
+    if args.namespace.is_empty() {
+        args.namespace = local_api::namespace(location);
+    }
     let Objects {
         mut claims,
         mut pods,
@@ -112,7 +120,11 @@ pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()
             .prepare_pod(convert::pod_message(pod, &inline))
             .await?
             .into_inner();
-        let failed = start_containers(&mut client, &answer).await?;
+        // Pods of users have no extended resources, whose plugins are called for each start.
+        let failed = match location.user() {
+            None => start_containers(&mut client, &answer).await?,
+            Some(_) => Vec::new(),
+        };
         answers.push(PodOutput::prepared(answer, failed));
     }
     finish(&answers, args.output)

@@ -112,10 +112,11 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     let (namespace, new) = new_claim(location, &args, &process)?;
     let client = connect(location).await?;
     let mut signals = StopSignals::new()?;
-    let claim = OwnedClaim::make(&client, &namespace, new).await?;
+    let claim = OwnedClaim::make(&client, &namespace, new, DAEMON_WAIT).await?;
     let wait = DeviceWait {
         most: args.timeout.map(Duration::from_secs),
         report: print_error,
+        daemon: DAEMON_WAIT,
         waits_for_missing: args.wait_for_missing,
     };
     let prepared = tokio::select! {
@@ -384,7 +385,7 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
                 let (key, value) = annotation_of(&process);
                 let annotation = [(key, Some(value))];
                 match client
-                    .annotate(&args.namespace, &args.claim, &args.uid, &annotation)
+                    .annotate(&args.namespace, &args.claim, &args.uid, None, &annotation)
                     .await
                 {
                     // Another claim of its name, or none: it ended before the program began.

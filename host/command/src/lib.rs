@@ -7,12 +7,14 @@ pub mod client;
 pub mod describe;
 pub mod output;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use rustix::process::geteuid;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::Status;
@@ -65,6 +67,12 @@ impl Location {
         // no error: the daemon's own socket is tried then, and refuses others
         let uid = users::outer_uid().ok().filter(|uid| *uid != 0)?;
         let directory = Paths::below(&self.root).users;
+        // no error: a directory that cannot be looked at is not this user's
+        let owner = std::fs::metadata(&directory).map(|found| found.uid());
+        if owner.is_ok_and(|owner| owner == geteuid().as_raw()) {
+            // The daemon's own user, as root of a user namespace with the daemon in it.
+            return None;
+        }
         // A directory that this user may not enter is there.
         let is_missing = matches!(directory.join("nodedock.sock").try_exists(), Ok(false));
         (self.socket.is_none() && !is_missing).then_some(uid)

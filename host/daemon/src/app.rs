@@ -79,6 +79,7 @@ use self::local::LocalApi;
 use self::reload::Reload;
 use self::users::UserSockets;
 use crate::device_names::{self, DeviceNames};
+use crate::user_connections::UserConnections;
 
 /// Time that a crash of the daemon stays a condition.
 const CRASH_REPORTED: Duration = Duration::from_secs(600);
@@ -579,7 +580,13 @@ impl Built {
         );
         intake.spawn_until_stopped("device-names", keep);
         let (users_api, users_node_api) = match sockets.users {
-            Some(UserSockets { node_api, api }) => (Some(api), Some(node_api)),
+            Some(UserSockets { node_api, api }) => {
+                let connections = UserConnections::default();
+                (
+                    Some((api, connections.clone())),
+                    Some((node_api, connections)),
+                )
+            }
             None => (None, None),
         };
         let local_taints = match self.local.zip(sockets.local_api) {
@@ -645,10 +652,10 @@ impl Built {
             },
             tasks: tasks_of_api,
         };
-        if let Some(listener) = users_node_api {
+        if let Some((listener, connections)) = users_node_api {
             intake.spawn(
                 "users-node-api",
-                node_api::serve_users(api.clone(), listener),
+                node_api::serve_users(api.clone(), listener, connections),
             );
         }
         intake.spawn("node-api", node_api::serve(api, sockets.node_api));

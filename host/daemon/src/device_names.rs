@@ -35,6 +35,8 @@ const ONE: &str = "any";
 const CLAIM_PREFIX: &str = "claim-";
 /// The arguments of a mark that tell it from other hooks.
 const MARK: [&str; 2] = ["container", "device"];
+/// Name of the program, the first argument of its hooks.
+const NAME: &str = "nodedock";
 /// Command of the hook by which a claim belongs to a container.
 const CREATED: &str = "created";
 
@@ -58,12 +60,17 @@ pub enum ClassDevice {
 
 /// Returns whether the arguments of a hook mark a container.
 pub fn is_mark(args: &[String]) -> bool {
-    args.windows(MARK.len()).any(|args| args == MARK)
+    is_of_program(args) && args.windows(MARK.len()).any(|args| args == MARK)
 }
 
 /// Returns whether the arguments of a hook let a claim belong to a container.
 pub fn is_claim(args: &[String]) -> bool {
-    args.windows(2).any(|args| args == [MARK[0], CREATED])
+    is_of_program(args) && args.windows(2).any(|args| args == [MARK[0], CREATED])
+}
+
+/// Another program's hook may have such words.
+fn is_of_program(args: &[String]) -> bool {
+    args.first().is_some_and(|name| name == NAME)
 }
 
 /// Parses the name of a device of a class. Returns the DeviceClass too.
@@ -114,7 +121,7 @@ pub struct Program {
 impl Program {
     fn hook(&self, stage: &str, rest: impl IntoIterator<Item = String>) -> Hook {
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let mut args = vec!["nodedock".to_owned(), "--root".to_owned(), text(&self.root)];
+        let mut args = vec![NAME.to_owned(), "--root".to_owned(), text(&self.root)];
         if let Some(socket) = &self.socket {
             args.extend(["--socket".to_owned(), text(socket)]);
         }

@@ -12,6 +12,7 @@ pub mod program;
 pub mod recording;
 mod supervise;
 pub mod telemetry;
+pub mod user_connections;
 
 pub mod app;
 

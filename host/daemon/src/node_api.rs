@@ -12,11 +12,12 @@ use nodedock_proto::unix;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::transport::server::UdsConnectInfo;
+use tonic::transport::server::{Connected, UdsConnectInfo};
 use tonic::{Request, Response, Status};
 
 use crate::device_names::DeviceNames;
 use crate::recording::{Lines, RecordedDrivers};
+use crate::user_connections::UserConnections;
 use crate::{convert, health};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -36,8 +37,8 @@ use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::{LocalClaims, user_namespace};
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, Claim, DriverName, ExtendedResource, HealthState, ObjectRef, PodRequest, Problem,
-    ProblemCode, is_plugin_driver, limit,
+    Caller, Claim, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, PodRequest,
+    Problem, ProblemCode, is_plugin_driver, limit,
 };
 
 /// The service, with the managers that it calls.
@@ -93,8 +94,11 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
 /// Methods for users other than root.
 const USER_METHODS: [&str; 3] = ["PreparePod", "UnpreparePod", "ListClaims"];
 
+/// Calls of a user's connection at the same time: more wait.
+const USER_CALLS_MAX: usize = 8;
+
 /// Serves these methods until the tasks stop, for the claims of each client's user.
-pub async fn serve_users(api: NodeApi, listener: UnixListener) {
+pub async fn serve_users(api: NodeApi, listener: UnixListener, connections: UserConnections) {
     let stopped = api.tasks.stopped();
     let api = NodeApi {
         is_for_users: true,
@@ -105,11 +109,16 @@ pub async fn serve_users(api: NodeApi, listener: UnixListener) {
         .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
     let server = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(UserMethods))
+        .concurrency_limit_per_connection(USER_CALLS_MAX)
         .add_service(service);
-    if let Err(error) = server
-        .serve_with_incoming_shutdown(unix::incoming(listener), stopped)
-        .await
-    {
+    let incoming = unix::incoming(listener).filter_map(move |accepted| match accepted {
+        Ok(stream) => {
+            let user = stream.connect_info().peer_cred?.uid();
+            Some(Ok(stream.guarded_by(connections.enter(user)?)))
+        }
+        Err(error) => Some(Err(error)),
+    });
+    if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped).await {
         tracing::error!(error = chain(&error), "the node api for users ended");
     }
 }
@@ -153,10 +162,8 @@ impl NodeApi {
     }
 
     /// Refuses a pod that is not of the namespace, or that has more than claims of it.
-    fn check_own(&self, namespace: &str, pod: &PodRequest, inline: &[Claim]) -> Result<(), Status> {
-        let known = self.manager.pods.get(pod.pod.uid.as_str());
-        let is_own = pod.pod.namespace.as_str() == namespace
-            && known.is_none_or(|known| known.pod == pod.pod);
+    fn check_own(namespace: &str, pod: &PodRequest, inline: &[Claim]) -> Result<(), Status> {
+        let is_own = pod.pod.namespace.as_str() == namespace;
         let has_more = !inline.is_empty()
             || pod
                 .containers
@@ -169,6 +176,24 @@ impl NodeApi {
             return Err(Status::permission_denied(why));
         }
         Ok(())
+    }
+}
+
+/// Confines the pods of a selector to a namespace.
+fn own_pods(own: &str, selector: PodSelector) -> Result<PodSelector, Status> {
+    match selector {
+        PodSelector::Uid(uid) => {
+            let malformed = |error| Status::internal(format!("{own} is no namespace: {error}"));
+            let namespace = ObjectName::new(own).map_err(malformed)?;
+            Ok(PodSelector::UidIn(namespace, uid))
+        }
+        PodSelector::Name(namespace, _) | PodSelector::UidIn(namespace, _)
+            if namespace.as_str() != own =>
+        {
+            let why = format!("the pod is not of the namespace {own}");
+            Err(Status::permission_denied(why))
+        }
+        selector => Ok(selector),
     }
 }
 
@@ -209,7 +234,7 @@ impl Node for NodeApi {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
         if let Some(own) = self.confined(&request)? {
-            self.check_own(&own, &pod, &inline)?;
+            Self::check_own(&own, &pod, &inline)?;
         }
         let namespace = pod.pod.namespace.clone();
         let inline: Vec<_> = inline
@@ -278,19 +303,10 @@ impl Node for NodeApi {
         let own = self.confined(&request)?;
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
-        if let Some(own) = own {
-            let namespace = match &selector {
-                PodSelector::Name(namespace, _) => Some(namespace.clone()),
-                PodSelector::Uid(uid) => {
-                    let known = self.manager.pods.get(uid.as_str());
-                    known.map(|known| known.pod.namespace)
-                }
-            };
-            if namespace.is_some_and(|namespace| namespace.as_str() != own) {
-                let why = format!("the pod is not of the namespace {own}");
-                return Err(Status::permission_denied(why));
-            }
-        }
+        let selector = match own {
+            Some(own) => own_pods(&own, selector)?,
+            None => selector,
+        };
         let outcomes = self
             .manager
             .pods

@@ -51,7 +51,7 @@ pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener, user_names
 pub use self::processes::{
     CONSUMER_ANNOTATION, CREATOR_ANNOTATION, PROCESS_ANNOTATION, annotation_of,
 };
-pub use self::state::NodeUse;
+pub use self::state::{FINALIZER, NodeUse};
 pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated, NotAllocatedKind};
 
 /// Time that a prepare waits until its claims are allocated and reserved for its pod: who waits longer for a device waits for the claim.

@@ -206,19 +206,23 @@ impl LocalClient {
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
     }
 
-    /// Changes annotations of the claim with this UID, and returns it. `None` removes one.
+    /// Changes annotations of the claim with this UID, and of this version if one is given, and returns it. `None` removes one.
     pub async fn annotate(
         &self,
         namespace: &str,
         name: &str,
         uid: &str,
+        version: Option<&str>,
         annotations: &[(String, Option<String>)],
     ) -> Result<Value, ApiError> {
         let annotations: serde_json::Map<_, _> = annotations
             .iter()
             .map(|(key, value)| (key.clone(), json!(value)))
             .collect();
-        let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+        let mut patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+        if let Some(version) = version {
+            patch["metadata"]["resourceVersion"] = version.into();
+        }
         let claims = self.claims_in(namespace);
         let patched = claims
             .patch(name, &PatchParams::default(), &Patch::Merge(patch))

@@ -233,6 +233,7 @@ pub enum ProblemCode {
     PluginNotRegistered,
     PodNotPrepared,
     PodResourcesAway,
+    PodUidTaken,
     PreferenceFailed,
     Precompiled,
     PredecessorDamaged,

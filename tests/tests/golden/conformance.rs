@@ -12,11 +12,11 @@ use serde_json::Value;
 use tokio::process::Command;
 
 /// Deadline of a command: a busy machine is slow.
-pub(super) const COMMAND: Duration = Duration::from_secs(900);
+pub(super) const COMMAND: Duration = Duration::from_secs(1800);
 /// Cases that depend on a driver's own answers, and of the host's publications the names and a repair: more cases would wait for a minute.
 const CASES: &str = "wire,idempotency,slices.names-stable,slices.repaired";
 /// Time for compiling a driver of 18 MB, in seconds.
-const START_TIMEOUT: &str = "300";
+const START_TIMEOUT: &str = "900";
 
 pub(super) fn text(path: &Path) -> &str {
     path.to_str().expect("paths of tests are text")

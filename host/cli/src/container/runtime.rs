@@ -209,7 +209,7 @@ fn prepare(arguments: &[OsString], settings: &SettingsArgs) -> Result<()> {
 /// The devices of a checkpoint may be another container's by now.
 fn refuse_restore(config: &Value) -> Result<()> {
     let mut config = config.clone();
-    if !super::device_hooks(&mut config)?.is_empty() {
+    if super::take_marks(&mut config)?.is_some() || !super::device_hooks(&mut config)?.is_empty() {
         bail!(
             "a container with devices cannot be restored from a checkpoint: its devices are free since it ended"
         );

@@ -94,7 +94,8 @@ fn excludes(one: &CdiDevice, other: &CdiDevice) -> bool {
     if one.is_parent_of(other) || other.is_parent_of(one) {
         return true;
     }
-    let are_parts = one.is_partition()
+    let are_parts = one.kind == other.kind
+        && one.is_partition()
         && other.is_partition()
         && !one.hardware.is_subset(&other.hardware)
         && !other.hardware.is_subset(&one.hardware);

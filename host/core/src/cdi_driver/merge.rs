@@ -59,10 +59,14 @@ impl CdiDevice {
         nodes.map(|node| node.node_path()).collect()
     }
 
-    /// Returns whether it is a part of hardware that has other parts, by the names that vendors' tools give: `PARENT:PART`, or a UUID.
+    /// Returns whether it is a part of hardware that has other parts, by the names that vendors' tools give: the indices `PARENT:PART`, or a
+    /// UUID.
     pub(super) fn is_partition(&self) -> bool {
-        let is_part = |name: &String| name.contains(':') || name.starts_with(MIG);
-        self.names.iter().any(is_part)
+        self.names.iter().any(|name| {
+            let indices = name.split_once(':');
+            name.starts_with(MIG)
+                || indices.is_some_and(|(parent, part)| is_number(parent) && is_number(part))
+        })
     }
 
     /// Returns whether another device is a part of it, by the names.
@@ -86,7 +90,7 @@ pub(super) fn merged(
     let mut kinds: BTreeMap<&str, Vec<CdiDevice>> = BTreeMap::new();
     for ((kind, name), (file, device)) in named {
         let devices = kinds.entry(kind).or_default();
-        let hardware = own_hardware(&file.spec, device);
+        let hardware = own_hardware(&file.spec, device, &has_device);
         let known = devices.iter_mut().find(|known| known.hardware == hardware);
         match known.filter(|_| !hardware.is_empty()) {
             Some(known) => {
@@ -109,10 +113,8 @@ pub(super) fn merged(
             }),
         }
     }
-    for devices in kinds.values_mut() {
-        remove_groups(devices);
-        remove_control_nodes(devices, &has_device);
-    }
+    kinds.values_mut().for_each(remove_groups);
+    remove_control_nodes(&mut kinds, &has_device);
     Merged {
         devices: kinds.into_values().flatten().collect(),
         conflicts,
@@ -152,17 +154,25 @@ fn names<'a>(specs: impl Iterator<Item = &'a KnownSpec>) -> (Named<'a>, BTreeMap
 
 /// Order of preference for the name of a device: an index, then the shortest.
 fn rank(name: &str) -> (bool, bool, usize, &str) {
-    let is_index = name
-        .split(':')
-        .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    let is_index = name.split(':').all(is_number);
     (name == ALL, !is_index, name.len(), name)
 }
 
-/// Hardware of a device that not every device of its file has.
-fn own_hardware(spec: &Spec, device: &Device) -> BTreeSet<String> {
-    let common = hardware_of(&spec.container_edits);
+fn is_number(part: &str) -> bool {
+    !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Hardware that a container with a device gets, without the nodes for every container of its file behind which is no kernel device.
+fn own_hardware(
+    spec: &Spec,
+    device: &Device,
+    has_device: impl Fn(&str) -> bool,
+) -> BTreeSet<String> {
+    let mut common = hardware_of(&spec.container_edits);
     let mut own = hardware_of(&device.container_edits);
     own.retain(|path| !common.contains(path));
+    common.retain(|path| has_device(path));
+    own.append(&mut common);
     own
 }
 
@@ -189,23 +199,48 @@ fn remove_groups(devices: &mut Vec<CdiDevice>) {
     });
 }
 
-/// Removes nodes without a kernel device that all devices have (`/dev/kfd`), if each has others: they give access to no device in
-/// particular.
-fn remove_control_nodes(devices: &mut [CdiDevice], has_device: impl Fn(&str) -> bool) {
-    let with_hardware = devices.iter().filter(|device| !device.hardware.is_empty());
-    let sets: Vec<_> = with_hardware
-        .map(|device| device.hardware.clone())
+/// Removes nodes without a kernel device that all devices of each kind with them have (`/dev/kfd`), if each device has others: they give access
+/// to no device in particular.
+fn remove_control_nodes(
+    kinds: &mut BTreeMap<&str, Vec<CdiDevice>>,
+    has_device: impl Fn(&str) -> bool,
+) {
+    let mut control: BTreeMap<_, _> = kinds
+        .iter()
+        .map(|(kind, devices)| (*kind, control_nodes(devices, &has_device)))
         .collect();
-    let Some((first, others)) = sets.split_first().filter(|(_, others)| !others.is_empty()) else {
-        return;
-    };
-    let is_control =
-        |path: &&String| others.iter().all(|set| set.contains(*path)) && !has_device(path);
-    let control: BTreeSet<_> = first.iter().filter(is_control).cloned().collect();
-    if sets.iter().any(|set| set.len() == control.len()) {
-        return;
+    let mut own = BTreeSet::new();
+    for (kind, devices) in kinds.iter() {
+        let paths = devices.iter().flat_map(|device| &device.hardware);
+        own.extend(paths.filter(|path| !control[kind].contains(*path)).cloned());
     }
-    for device in devices {
-        device.hardware.retain(|path| !control.contains(path));
+    for (kind, devices) in kinds {
+        let control = control.remove(kind).unwrap_or_default();
+        for device in devices {
+            device
+                .hardware
+                .retain(|path| own.contains(path) || !control.contains(path));
+        }
+    }
+}
+
+/// Returns the nodes of a kind that give access to no device in particular.
+fn control_nodes(devices: &[CdiDevice], has_device: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let sets = devices.iter().map(|device| &device.hardware);
+    let mut sets = sets.filter(|set| !set.is_empty());
+    let Some(first) = sets.next() else {
+        return BTreeSet::new();
+    };
+    let others: Vec<_> = sets.collect();
+    let control: BTreeSet<_> = first
+        .iter()
+        .filter(|path| others.iter().all(|set| set.contains(*path)) && !has_device(path))
+        .cloned()
+        .collect();
+    let is_all =
+        first.len() == control.len() || others.iter().any(|set| set.len() == control.len());
+    match others.is_empty() || is_all {
+        true => BTreeSet::new(),
+        false => control,
     }
 }

@@ -154,6 +154,51 @@ fn devices_with_common_nodes_exclude_each_other() {
 }
 
 #[test]
+fn nodes_for_every_container_are_hardware() {
+    let mut text: serde_json::Value =
+        serde_json::from_str(&spec("v/gpu", &[("0", &[]), ("GPU-1", &[])])).unwrap();
+    let nodes = serde_json::json!([{ "path": "/dev/dri/renderD128" }, { "path": "/dev/ctl" }]);
+    text["containerEdits"] = serde_json::json!({ "deviceNodes": nodes });
+    let whole = spec("other/gpu", &[("a", &["dri/renderD128", "x"])]);
+    let found = merge(&[known("/a", 0, &text.to_string()), known("/b", 0, &whole)]);
+    assert_eq!(
+        described(&found.devices),
+        strings(&[
+            ("a", "a", "dev:/dev/dri/renderD128 dev:/dev/x"),
+            ("0", "0 GPU-1", "dev:/dev/dri/renderD128"),
+        ])
+    );
+}
+
+#[test]
+fn node_of_another_kind_tells_apart() {
+    let parts = spec(
+        "v/mig",
+        &[("0:0", &["gpu0", "cap0"]), ("0:1", &["gpu0", "cap1"])],
+    );
+    let whole = spec("w/gpu", &[("0", &["gpu0"])]);
+    let found = merge(&[known("/a", 0, &parts), known("/b", 0, &whole)]);
+    let with_gpu = |device: &&CdiDevice| device.hardware.contains("/dev/gpu0");
+    assert_eq!(found.devices.iter().filter(with_gpu).count(), 3);
+    // Where it is of no kind alone, it is a control node of both.
+    let both = spec("w/gpu", &[("0", &["gpu0", "x"]), ("1", &["gpu0", "y"])]);
+    let found = merge(&[known("/a", 0, &parts), known("/b", 0, &both)]);
+    assert_eq!(found.devices.iter().filter(with_gpu).count(), 0);
+}
+
+#[test]
+fn pci_addresses_are_no_partitions() {
+    let names: [(&str, &[&str]); 2] = [
+        ("0000:03:00.0", &["dri/a", "dri/x"]),
+        ("0000:04:00.0", &["dri/b", "dri/x"]),
+    ];
+    let found = merge(&[known("/a", 0, &spec("v/gpu", &names))]);
+    for (_, _, identities) in described(&found.devices) {
+        assert!(identities.contains("dev:/dev/dri/x"), "{identities}");
+    }
+}
+
+#[test]
 fn devices_without_nodes_are_each_one() {
     let devices: [(&str, &[&str]); 3] = [("a", &[]), ("b", &[]), ("all", &[])];
     let found = merge(&[known("/a.json", 0, &spec("v.com/license", &devices))]);

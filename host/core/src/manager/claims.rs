@@ -96,6 +96,8 @@ impl ClaimEnd {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSelector {
     Uid(Uid),
+    /// The pod with that UID if it is of that namespace.
+    UidIn(ObjectName, Uid),
     /// Every pod of that namespace and name that holds something.
     Name(ObjectName, ObjectName),
 }
@@ -104,6 +106,7 @@ impl PodSelector {
     pub(crate) fn is(&self, pod: &ObjectRef) -> bool {
         match self {
             Self::Uid(uid) => pod.uid == *uid,
+            Self::UidIn(namespace, uid) => pod.namespace == *namespace && pod.uid == *uid,
             Self::Name(namespace, name) => pod.namespace == *namespace && pod.name == *name,
         }
     }

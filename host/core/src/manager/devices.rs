@@ -103,13 +103,13 @@ pub(in crate::manager) struct DeviceSettings {
     pub(in crate::manager) hardware: Hardware,
 }
 
-/// The outcomes of a request that did not end.
-pub(super) fn interrupted_outcomes(request: &PodRequest) -> Vec<ResourceOutcome> {
+/// The outcomes of a request that is refused as a whole.
+pub(super) fn refused_outcomes(request: &PodRequest, problem: &Problem) -> Vec<ResourceOutcome> {
     entry::keys(request)
         .map(|(container, resource)| ResourceOutcome {
             container,
             resource,
-            end: Err(interrupted()),
+            end: Err(problem.clone()),
         })
         .collect()
 }

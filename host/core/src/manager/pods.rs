@@ -41,8 +41,9 @@ pub struct PodOutcome {
 }
 
 impl PodOutcome {
-    fn interrupted(request: PodRequest) -> Self {
-        let resources = devices::interrupted_outcomes(&request);
+    /// Refuses every claim and resource of a request.
+    fn refused(request: PodRequest, problem: &Problem) -> Self {
+        let resources = devices::refused_outcomes(&request, problem);
         let claims = request
             .claims
             .into_iter()
@@ -50,7 +51,7 @@ impl PodOutcome {
                 namespace: request.pod.namespace.clone(),
                 name: reference.claim_name,
                 uid: reference.claim_uid,
-                end: Err(interrupted()),
+                end: Err(problem.clone()),
             })
             .collect();
         Self {
@@ -111,7 +112,7 @@ impl Pods {
         // no error: the outcome says that the work was interrupted
         complete(&self.tasks, "pod", work)
             .await
-            .unwrap_or_else(|_| PodOutcome::interrupted(requested))
+            .unwrap_or_else(|_| PodOutcome::refused(requested, &interrupted()))
     }
 
     /// Unprepares the claims of pods and frees their devices: one outcome for each pod that holds something. Not cancelled when the
@@ -190,6 +191,15 @@ impl Pods {
     ) -> PodOutcome {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _pod = self.records.lock_pods([request.pod.uid.clone()]).await;
+        let known = self.view_of_holder(&request.pod.uid);
+        if let Some(other) = known.filter(|known| known.pod != request.pod) {
+            let message = format!(
+                "pod {} has this UID, which {} cannot have too",
+                other.pod, request.pod
+            );
+            let problem = Problem::denied(ProblemCode::PodUidTaken, message);
+            return PodOutcome::refused(request, &problem);
+        }
         let _reservations = self.choices.reservations(&request.pod.uid);
         let mut choices = self.choices.choose_devices(&request, &request_id).await;
         let mut tries = 1;
@@ -304,7 +314,8 @@ impl Pods {
         for uid in self.select(&selector) {
             let _pod = self.records.lock_pods([uid.clone()]).await;
             // Only now: a prepare of the pod that was under way has ended.
-            if let Some(view) = self.view_of_holder(&uid) {
+            let view = self.view_of_holder(&uid);
+            if let Some(view) = view.filter(|view| selector.is(&view.pod)) {
                 outcomes.push(self.unprepare_one(view, request_id.clone()).await);
             }
         }
@@ -315,7 +326,7 @@ impl Pods {
 
     fn select(&self, selector: &PodSelector) -> Vec<Uid> {
         let (namespace, name) = match selector {
-            PodSelector::Uid(uid) => return vec![uid.clone()],
+            PodSelector::Uid(uid) | PodSelector::UidIn(_, uid) => return vec![uid.clone()],
             PodSelector::Name(namespace, name) => (namespace, name),
         };
         let pods = self.records.table().pods_named(namespace, name);

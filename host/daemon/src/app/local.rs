@@ -25,6 +25,7 @@ use super::cluster::report_statuses;
 use super::users;
 use crate::admin::AtStart;
 use crate::config::LocalApiConfig;
+use crate::user_connections::UserConnections;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
@@ -300,13 +301,15 @@ impl LocalApi {
         self,
         parts: Parts<'_>,
         listeners: Listeners,
-        users: Option<UnixListener>,
+        users: Option<(UnixListener, UserConnections)>,
     ) -> Result<DeviceTaints> {
         let tasks = parts.tasks.clone();
         let stop = stop_of(&tasks);
-        if let Some((listener, users)) = users.zip(self.config.users.clone()) {
+        if let Some(((listener, connections), users)) = users.zip(self.config.users.clone()) {
             let (server, users) = (self.server.clone(), Arc::new(users));
-            let server_of = move |uid| users::server_of(server.clone(), users.clone(), uid);
+            let server_of = move |uid| {
+                users::server_of(server.clone(), users.clone(), connections.clone(), uid)
+            };
             let serve = serve_unix_by_user(server_of, listener, stop.clone());
             tasks.spawn("local-api-users", serve);
         }

@@ -12,8 +12,9 @@ use serde_json::Value;
 use tokio::net::UnixListener;
 
 use crate::config::UsersConfig;
+use crate::user_connections::{UserConnection, UserConnections};
 use nodedock_base::directories::make;
-use nodedock_kube::local::user_namespace;
+use nodedock_kube::local::{CONSUMER_ANNOTATION, FINALIZER, PROCESS_ANNOTATION, user_namespace};
 
 /// Mode of the directory of the sockets, and of the sockets.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -22,8 +23,14 @@ const SOCKET_MODE: u32 = 0o660;
 const CLAIMS_MAX: usize = 256;
 const CLAIMS: &str = "resourceclaims";
 const CLASSES: &str = "deviceclasses";
-/// The part of a claim that a quota refuses.
+/// Bytes of a claim of a user as JSON: all claims of many users fit into what the API may store.
+const CLAIM_BYTES_MAX: usize = 64 << 10;
+/// Processes and containers that a claim of a user may belong to. The daemon has a file descriptor for each.
+const PROCESSES_MAX: usize = 16;
+/// The parts of a claim that are refused.
 const REQUESTS: &str = "spec.devices.requests";
+const ANNOTATIONS: &str = "metadata.annotations";
+const FINALIZERS: &str = "metadata.finalizers";
 
 /// The sockets of users.
 pub(super) struct UserSockets {
@@ -71,8 +78,14 @@ fn open_to(path: &Path, group: u32, mode: u32) -> Result<()> {
     )?)
 }
 
-/// Returns the local API as a user has it, whose namespace is made. `None`: it cannot be made.
-pub(super) async fn server_of(server: Server, users: Arc<UsersConfig>, uid: u32) -> Option<Server> {
+/// Returns the local API as a user has it, whose namespace is made. `None`: it cannot be made, or the user may not connect.
+pub(super) async fn server_of(
+    server: Server,
+    users: Arc<UsersConfig>,
+    connections: UserConnections,
+    uid: u32,
+) -> Option<(Server, UserConnection)> {
+    let connection = connections.enter(uid)?;
     let namespace = user_namespace(uid);
     if let Err(error) = server.ensure_namespace(&namespace).await {
         tracing::warn!(%error, namespace, "a namespace of a user cannot be made");
@@ -80,7 +93,8 @@ pub(super) async fn server_of(server: Server, users: Arc<UsersConfig>, uid: u32)
     }
     let all = server.clone();
     let check = quota(move || claims(&all, &namespace), users);
-    Some(server.with_access(access(uid)).with_check(check))
+    let server = server.with_access(access(uid)).with_check(check);
+    Some((server, connection))
 }
 
 /// Lets a user use the claims of the own namespace, and read DeviceClasses.
@@ -116,9 +130,48 @@ fn quota(
     users: Arc<UsersConfig>,
 ) -> Check {
     Arc::new(move |_, write| match write {
-        ObjectWrite::Created(claim) => over_quota(&claims(), claim, &users).into_iter().collect(),
+        ObjectWrite::Created(claim) => {
+            let quota = over_quota(&claims(), claim, &users);
+            quota.into_iter().chain(too_large(claim)).collect()
+        }
         // The devices that a claim asks for never change.
-        ObjectWrite::Updated { .. } | ObjectWrite::Deleted(_) => Vec::new(),
+        ObjectWrite::Updated { new, old } => {
+            let released = releases(new, old).then(|| {
+                let why = "a claim keeps its devices until it is deleted and not in use";
+                Cause::forbidden(FINALIZERS, why)
+            });
+            released.into_iter().chain(too_large(new)).collect()
+        }
+        ObjectWrite::Deleted(_) => Vec::new(),
+    })
+}
+
+/// Returns whether a change lets an allocated claim go although it is in use.
+fn releases(new: &Value, old: &Value) -> bool {
+    let protects = |claim: &Value| {
+        list(&claim["metadata"]["finalizers"])
+            .iter()
+            .any(|name| name == FINALIZER)
+    };
+    protects(old) && !protects(new)
+}
+
+/// Refuses a claim that takes too much of the daemon.
+fn too_large(claim: &Value) -> Option<Cause> {
+    let annotations = claim["metadata"]["annotations"].as_object();
+    let keys = annotations
+        .into_iter()
+        .flat_map(|annotations| annotations.keys());
+    let processes = keys
+        .filter(|key| key.starts_with(PROCESS_ANNOTATION) || key.starts_with(CONSUMER_ANNOTATION));
+    if processes.count() > PROCESSES_MAX {
+        let why =
+            format!("a claim of a user may belong to {PROCESSES_MAX} processes and containers");
+        return Some(Cause::forbidden(ANNOTATIONS, &why));
+    }
+    (claim.to_string().len() > CLAIM_BYTES_MAX).then(|| {
+        let why = format!("a claim of a user may have {CLAIM_BYTES_MAX} bytes");
+        Cause::forbidden("metadata", &why)
     })
 }
 
@@ -224,6 +277,26 @@ mod tests {
 
     fn refusal(claims: &[Arc<Value>], new: Value, users: &UsersConfig) -> Option<String> {
         over_quota(claims, &claim(json!([new])), users).map(|cause| cause.message)
+    }
+
+    #[test]
+    fn large_and_released_claims_are_refused() {
+        let with = |annotations: usize, finalizers: Value, label: &str| {
+            let annotations: serde_json::Map<_, _> = (0..annotations)
+                .map(|number| (format!("consumer.nodedock.dev/{number}"), json!("{}")))
+                .collect();
+            json!({ "metadata": { "annotations": annotations, "finalizers": finalizers, "labels": { "a": label } } })
+        };
+        assert!(too_large(&with(PROCESSES_MAX, json!([]), "")).is_none());
+        let many = too_large(&with(PROCESSES_MAX + 1, json!([]), "")).unwrap();
+        assert_eq!(many.field, ANNOTATIONS);
+        let long = too_large(&with(0, json!([]), &"x".repeat(CLAIM_BYTES_MAX))).unwrap();
+        assert!(long.message.contains("65536 bytes"), "{}", long.message);
+        let (kept, gone) = (
+            with(0, json!([FINALIZER, "own"]), ""),
+            with(0, json!(["own"]), ""),
+        );
+        assert!(releases(&gone, &kept) && !releases(&kept, &kept) && !releases(&kept, &gone));
     }
 
     #[test]

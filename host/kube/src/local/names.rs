@@ -78,6 +78,12 @@ impl NamesListener {
     }
 }
 
+/// Returns whether a claim is of a user other than root.
+pub(super) fn is_of_user(claim: &ResourceClaim) -> bool {
+    let namespace = claim.metadata.namespace.as_deref();
+    namespace.is_some_and(|namespace| namespace.starts_with(USER_PREFIX))
+}
+
 pub(super) fn ends_with_processes(claim: &ResourceClaim) -> bool {
     let mut annotations = claim.annotations().keys();
     annotations.any(|key| key.starts_with(PROCESS_ANNOTATION))

@@ -17,13 +17,13 @@ use nodedock_allocator::allocate::{
 
 use uuid::Uuid;
 
-use super::default_classes;
 use super::objects::{Change, Key, ObjectEvent, key, version};
+use super::{default_classes, names};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
 
 /// Keeps an allocated claim until it is unprepared, as Kubernetes' scheduler has it.
-pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The name of a pod's claim on the ResourceClaim that was made for it.
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
@@ -430,7 +430,8 @@ impl LocalClaimsState {
     pub(super) fn refusals(&self) -> Vec<(Key, Arc<NotAllocated>)> {
         let refused = self.claims.iter().filter_map(|(key, known)| {
             let (_, why) = known.refused.as_ref()?;
-            Some((known.place, key.clone(), why.clone()))
+            let place = (names::is_of_user(&known.claim), known.place);
+            Some((place, key.clone(), why.clone()))
         });
         let mut refused: Vec<_> = refused.collect();
         refused.sort_by_key(|(place, ..)| *place);
@@ -485,7 +486,8 @@ impl LocalClaimsState {
                 });
             }
         }
-        waiting.sort_by_key(|(place, _)| *place);
+        // Root's before those of users, who may have many.
+        waiting.sort_by_key(|(place, claim)| (names::is_of_user(claim), *place));
         let waiting = waiting.into_iter().map(|(_, claim)| claim);
         let complex = complex
             .into_iter()

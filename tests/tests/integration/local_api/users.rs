@@ -98,6 +98,44 @@ async fn users_have_claims_of_their_own() {
     let refused = daemon.cli_as(ALICE, GROUP, &taken).await;
     refused.failed_with(1, &["not of the namespace user-100001"]);
     daemon.cli_as(BOB, GROUP, &taken).await.done();
+    // A user prepares for pods of the own namespace, under no UID that another pod has.
+    let own = ["prepare", "--pod", "web", "--claim", "mine"];
+    daemon.cli_as(ALICE, GROUP, &own).await.done();
+    daemon
+        .cli_as(ALICE, GROUP, &["unprepare", "user-100001/web"])
+        .await
+        .done();
+}
+
+#[tokio::test]
+async fn user_takes_no_pod_of_root() {
+    let Some(daemon) = machine().await else {
+        return;
+    };
+    create(&daemon, "of-root", "{deviceClassName: gpu}").await;
+    let pod = |namespace: &str, claim: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, namespace: {namespace}, uid: the-uid}}\nspec:\n  resourceClaims: [{{name: c, resourceClaimName: {claim}}}]\n  containers: [{{name: main, image: none, resources: {{claims: [{{name: c}}]}}}}]\n"
+        )
+    };
+    let of_root = daemon.write("root.yaml", pod("default", "of-root"));
+    daemon
+        .cli(&["prepare", "-f", of_root.to_str().unwrap()])
+        .await
+        .done();
+    let file = daemon.write("mine.yaml", claim("mine", "{deviceClassName: gpu}"));
+    let make = ["claim", "create", "-f", file.to_str().unwrap()];
+    daemon.cli_as(ALICE, GROUP, &make).await.done();
+    let file = daemon.write("user.yaml", pod("user-100001", "mine"));
+    let prepare = ["prepare", "-f", file.to_str().unwrap()];
+    let refused = daemon.cli_as(ALICE, GROUP, &prepare).await;
+    refused.failed_with(1, &["has this UID"]);
+    // The UID alone names no pod of another namespace.
+    daemon
+        .cli_as(ALICE, GROUP, &["unprepare", "--uid", "the-uid"])
+        .await
+        .done();
+    assert_eq!(daemon.claims().await.len(), 1);
 }
 
 #[tokio::test]
