@@ -1,8 +1,9 @@
 //! Checks that the SDK can be published, with the crates that it needs, and that it keeps the API of its last release.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -20,12 +21,55 @@ const RELEASES: &str = "sdk-v*";
 
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     check_files(workspace)?;
+    remove_unpacked(&cargo_home()?)?;
+    let target = target(workspace);
+    if target.try_exists()? {
+        let failed = || format!("removing {}", target.display());
+        fs::remove_dir_all(&target).with_context(failed)?;
+    }
     // With new and changed files too: the check is for a change before its commit. Each package is compiled, with those before it.
     let mut package = workspace.cargo();
+    package.env("CARGO_TARGET_DIR", &target);
     package.args(["package", "--offline", "--allow-dirty", "--quiet"]);
     shell::run(package.args(PUBLISHED.iter().flat_map(|name| ["-p", name])))?;
     build_for_wasm(workspace)?;
     check_api(workspace)
+}
+
+/// The directory of packages and what is built of them, new for each check: cargo takes what it built of a version for every build of that version.
+fn target(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("sdk-package")
+}
+
+fn cargo_home() -> Result<PathBuf> {
+    let home = env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
+    let given = env::var_os("CARGO_HOME").map(PathBuf::from);
+    given.or(home).context("neither CARGO_HOME nor HOME is set")
+}
+
+/// Removes what cargo has unpacked of these packages: it takes the sources of an earlier run for those of this one, since version and path of its
+/// temporary registry are the same.
+fn remove_unpacked(home: &Path) -> Result<()> {
+    let sources = home.join("registry/src");
+    if !sources.try_exists()? {
+        return Ok(());
+    }
+    let failed = || format!("reading {}", sources.display());
+    for entry in fs::read_dir(&sources).with_context(failed)? {
+        let registry = entry.with_context(failed)?.path();
+        // The directory of a registry on this machine is named without a host.
+        let is_local = registry
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"-"));
+        for name in PUBLISHED.iter().filter(|_| is_local) {
+            let unpacked = registry.join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
+            if unpacked.try_exists()? {
+                let failed = || format!("removing {}", unpacked.display());
+                fs::remove_dir_all(&unpacked).with_context(failed)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Compiles the packaged SDK as a driver has it, with bindings of the packaged contract. Cargo itself compiles it for this machine.
@@ -42,12 +86,11 @@ fn build_for_wasm(workspace: &Workspace) -> Result<()> {
     build
         .args(["build", "--offline", "--quiet", "--target", CORE_TARGET])
         .current_dir(&directory);
-    shell::run(build.env("CARGO_TARGET_DIR", &workspace.target))
+    shell::run(build.env("CARGO_TARGET_DIR", target(workspace)))
 }
 
 fn dependency(workspace: &Workspace, name: &str) -> String {
-    let path = workspace
-        .target
+    let path = target(workspace)
         .join("package")
         .join(format!("{name}-{}", env!("CARGO_PKG_VERSION")));
     // The escapes of such a text are escapes of TOML.
@@ -145,6 +188,27 @@ fn plan(tags: &str, tool: Finding) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unpacked_packages_are_removed() {
+        let home = tempfile::tempdir().unwrap();
+        remove_unpacked(home.path()).unwrap();
+        let version = env!("CARGO_PKG_VERSION");
+        let package = |registry: &str, name: &str| {
+            let directory = home.path().join("registry/src").join(registry);
+            directory.join(format!("{name}-{version}"))
+        };
+        let gone = package("-0123", SDK);
+        let kept = [
+            package("index.crates.io-0123", SDK),
+            package("-0123", "other"),
+        ];
+        for directory in kept.iter().chain([&gone]) {
+            fs::create_dir_all(directory).unwrap();
+        }
+        remove_unpacked(home.path()).unwrap();
+        assert!(!gone.exists() && kept.iter().all(|directory| directory.exists()));
+    }
 
     #[test]
     fn package_without_the_contract_is_detected() {
