@@ -17,9 +17,10 @@ use tokio::time::sleep;
 /// is the third (proc_pid_stat(5)).
 const START_AFTER_NAME: usize = 22 - 3;
 
-/// Pause between looks at the control group of a container whose first process has ended. The kernel ends the others with it unless the
+/// Pause between looks, doubled up to the second, at the control group of a container whose first process has ended. The kernel ends the others with it unless the
 /// container has the PID namespace of the node; version 1 of control groups reports nothing.
-const GROUP_LOOK: Duration = Duration::from_millis(200);
+const GROUP_LOOK_MIN: Duration = Duration::from_millis(2);
+const GROUP_LOOK_MAX: Duration = Duration::from_millis(200);
 
 /// Directory of the control groups, with one for each controller in version 1.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
@@ -249,13 +250,15 @@ impl Process {
         let Some(group) = &self.control_group else {
             return Ok(());
         };
+        let mut pause = GROUP_LOOK_MIN;
         // A group of another boot is another one.
         while self.is_of_this_boot()?
             && group
                 .has_processes()
                 .map_err(|source| self.failed(source))?
         {
-            sleep(GROUP_LOOK).await;
+            sleep(pause).await;
+            pause = (pause * 2).min(GROUP_LOOK_MAX);
         }
         Ok(())
     }
