@@ -23,13 +23,13 @@ use tokio::time::sleep;
 
 /// Vendor of the devices.
 const VENDOR: &str = "nodedock.dev";
-/// CDI class of the devices of claims. No DeviceClass has it: names of classes are `any` below.
+/// CDI class of the devices of claims. A DeviceClass of this name has no file.
 const CLAIM_CLASS: &str = "claim";
 /// Beginning of the names of the devices of claims.
 pub const CLAIM_KIND: &str = "nodedock.dev/claim=";
 /// Stage of the hooks: the container has its processes, and has not started.
 pub const STAGE: &str = "createRuntime";
-/// The name of one device of a class, and of devices by a number.
+/// The name of one device of a class.
 const ONE: &str = "any";
 /// Beginning of the name of a claim that was made before.
 const CLAIM_PREFIX: &str = "claim-";

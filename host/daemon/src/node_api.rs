@@ -1,44 +1,43 @@
 //! The node API on its Unix socket.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Ready;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+mod users;
 
-use futures::future::Either;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
 use nodedock_proto::node::v1::node_server::{Node, NodeServer};
 use nodedock_proto::node::v1::{self, *};
 use nodedock_proto::unix;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
+
+pub use self::users::serve_users;
 
 use crate::device_names::DeviceNames;
 use crate::recording::{Lines, RecordedDrivers};
-use crate::user_connections::UserConnections;
 use crate::{convert, health};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
-use nodedock_base::users;
+use nodedock_base::users as machine_users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
-use nodedock_core::manager::claims::PodSelector;
 use nodedock_core::manager::devices::{Capacity, ResourceSource};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
 use nodedock_kube::extended_resources::ExtendedResources;
-use nodedock_kube::local::{LocalClaims, user_namespace};
+use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Caller, Claim, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, PodRequest,
-    Problem, ProblemCode, is_plugin_driver, limit,
+    Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode,
+    is_plugin_driver, limit,
 };
 
 /// The service, with the managers that it calls.
@@ -91,112 +90,6 @@ pub async fn serve(api: NodeApi, listener: UnixListener) {
     }
 }
 
-/// Methods for users other than root.
-const USER_METHODS: [&str; 3] = ["PreparePod", "UnpreparePod", "ListClaims"];
-
-/// Calls of a user's connection at the same time: more wait.
-const USER_CALLS_MAX: usize = 8;
-
-/// Serves these methods until the tasks stop, for the claims of each client's user.
-pub async fn serve_users(api: NodeApi, listener: UnixListener, connections: UserConnections) {
-    let stopped = api.tasks.stopped();
-    let api = NodeApi {
-        is_for_users: true,
-        ..api
-    };
-    let service = NodeServer::new(api)
-        .max_decoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(limit::NODE_API_MESSAGE_BYTES_MAX);
-    let server = tonic::transport::Server::builder()
-        .layer(tower::layer::layer_fn(UserMethods))
-        .concurrency_limit_per_connection(USER_CALLS_MAX)
-        .add_service(service);
-    let incoming = unix::incoming(listener).filter_map(move |accepted| match accepted {
-        Ok(stream) => {
-            let user = stream.connect_info().peer_cred?.uid();
-            Some(Ok(stream.guarded_by(connections.enter(user)?)))
-        }
-        Err(error) => Some(Err(error)),
-    });
-    if let Err(error) = server.serve_with_incoming_shutdown(incoming, stopped).await {
-        tracing::error!(error = chain(&error), "the node api for users ended");
-    }
-}
-
-/// Refuses all but [`USER_METHODS`].
-#[derive(Clone)]
-struct UserMethods<S>(S);
-
-impl<S, B> tower::Service<http::Request<B>> for UserMethods<S>
-where
-    S: tower::Service<http::Request<B>, Response = http::Response<tonic::body::Body>>,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Either<S::Future, Ready<Result<S::Response, S::Error>>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-        if USER_METHODS.contains(&method) {
-            return Either::Left(self.0.call(request));
-        }
-        let why = format!("{method:?} is for root alone; users have {USER_METHODS:?}");
-        let refused = Status::permission_denied(why).into_http();
-        Either::Right(std::future::ready(Ok(refused)))
-    }
-}
-
-impl NodeApi {
-    /// Returns the namespace that a client is confined to. `None`: it may use all.
-    fn confined<T>(&self, request: &Request<T>) -> Result<Option<String>, Status> {
-        if !self.is_for_users {
-            return Ok(None);
-        }
-        let unknown = || Status::permission_denied("the user of the client is not known");
-        let uid = caller(request).uid.ok_or_else(unknown)?;
-        Ok(Some(user_namespace(uid)))
-    }
-
-    /// Refuses a pod that is not of the namespace, or that has more than claims of it.
-    fn check_own(namespace: &str, pod: &PodRequest, inline: &[Claim]) -> Result<(), Status> {
-        let is_own = pod.pod.namespace.as_str() == namespace;
-        let has_more = !inline.is_empty()
-            || pod
-                .containers
-                .iter()
-                .any(|container| !container.resources.is_empty());
-        if !is_own || has_more {
-            let why = format!(
-                "users have pods and claims of their namespace {namespace} alone, and no manifests or extended resources"
-            );
-            return Err(Status::permission_denied(why));
-        }
-        Ok(())
-    }
-}
-
-/// Confines the pods of a selector to a namespace.
-fn own_pods(own: &str, selector: PodSelector) -> Result<PodSelector, Status> {
-    match selector {
-        PodSelector::Uid(uid) => {
-            let malformed = |error| Status::internal(format!("{own} is no namespace: {error}"));
-            let namespace = ObjectName::new(own).map_err(malformed)?;
-            Ok(PodSelector::UidIn(namespace, uid))
-        }
-        PodSelector::Name(namespace, _) | PodSelector::UidIn(namespace, _)
-            if namespace.as_str() != own =>
-        {
-            let why = format!("the pod is not of the namespace {own}");
-            Err(Status::permission_denied(why))
-        }
-        selector => Ok(selector),
-    }
-}
-
 /// The process that called, by the credentials of its socket.
 fn caller<T>(request: &Request<T>) -> Caller {
     let peer = request
@@ -206,7 +99,7 @@ fn caller<T>(request: &Request<T>) -> Caller {
     let uid = peer.map(|peer| peer.uid());
     Caller {
         uid,
-        user: uid.and_then(users::name),
+        user: uid.and_then(machine_users::name),
         pid: peer.and_then(|peer| peer.pid()),
     }
 }
@@ -304,7 +197,7 @@ impl Node for NodeApi {
         let pod = request.into_inner().pod;
         let selector = convert::selector(pod.as_ref()).map_err(refuse)?;
         let selector = match own {
-            Some(own) => own_pods(&own, selector)?,
+            Some(own) => users::own_pods(&own, selector)?,
             None => selector,
         };
         let outcomes = self

@@ -42,10 +42,8 @@ impl Podman {
         })
     }
 
-    /// Returns the arguments that run a shell command in a container, on a directory with nothing but busybox.
-    pub(crate) fn arguments(&self, root: &Root, script: &str) -> Vec<String> {
-        let rootfs = root.path().join("rootfs");
-        fill(&rootfs);
+    /// Returns podman and its arguments before a command.
+    fn program(&self, root: &Root) -> Vec<String> {
         let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
         let storage = |name: &str| text(&root.path().join("podman").join(name));
         let mut arguments = vec![text(&self.podman), "--root".to_owned(), storage("root")];
@@ -60,9 +58,36 @@ impl Podman {
             "--runtime".to_owned(),
             text(&self.runtime),
         ]);
-        let [of_podman, of_run] = &self.options;
+        let [of_podman, _] = &self.options;
         arguments.extend(["--cgroup-manager=cgroupfs", "--events-backend=none"].map(str::to_owned));
         arguments.extend_from_slice(of_podman);
+        arguments
+    }
+
+    /// Ends and removes every container of a root, with what is mounted for it.
+    pub(crate) async fn remove_all(&self, root: &Root) {
+        let mut words = self.program(root).into_iter();
+        let mut command = tokio::process::Command::new(words.next().expect("the program"));
+        command
+            .args(words)
+            .args(["rm", "--all", "--force", "--time", "0"]);
+        // A monitor that was killed makes the first removal fail, and not the second.
+        for _ in 0..2 {
+            let removed = command.stdin(Stdio::null()).output();
+            let removed = tokio::time::timeout(nodedock_tests::DEADLINE, removed).await;
+            if removed.expect("podman ends").unwrap().status.success() {
+                return;
+            }
+        }
+        panic!("containers stay");
+    }
+
+    /// Returns the arguments that run a shell command in a container, on a directory with nothing but busybox.
+    pub(crate) fn arguments(&self, root: &Root, script: &str) -> Vec<String> {
+        let rootfs = root.path().join("rootfs");
+        fill(&rootfs);
+        let mut arguments = self.program(root);
+        let [_, of_run] = &self.options;
         let fixed = ["run", "--rm", "--network=none"].map(str::to_owned);
         arguments.extend(fixed.into_iter().chain(of_run.iter().cloned()));
         let limits = [
@@ -73,7 +98,7 @@ impl Podman {
             "--rootfs",
         ];
         arguments.extend(limits.map(str::to_owned));
-        arguments.push(text(&rootfs));
+        arguments.push(rootfs.to_str().expect("UTF-8").to_owned());
         arguments.extend(["/bin/busybox", "sh", "-c", script].map(str::to_owned));
         arguments
     }

@@ -4,36 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use nodedock_core::cdi::{Spec, foreign};
 use nodedock_model::Edits;
-use serde::Deserialize;
-use serde_json::Value;
-
-use super::oci::ALL_ACCESS;
 
 /// Bytes of a file that are read: more than the daemon writes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-
-/// The newest version of CDI whose fields this release knows: a field of a later one would be lost.
-const NEWEST: (u64, u64) = (1, 1);
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Spec {
-    cdi_version: String,
-    kind: String,
-    #[serde(default)]
-    devices: Vec<Device>,
-    #[serde(default)]
-    container_edits: Value,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Device {
-    name: String,
-    #[serde(default)]
-    container_edits: Value,
-}
 
 /// A device, and the file that has it.
 struct Found {
@@ -50,14 +25,14 @@ struct Found {
 ///
 /// # Errors
 ///
-/// A device is in no file, or in two of one directory; a file with one of them is malformed.
+/// A device is in no file that can be read, or in two of one directory.
 pub(super) fn edits(directories: &[PathBuf], devices: &[String]) -> Result<Vec<Edits>> {
     let mut found: BTreeMap<&str, Found> = BTreeMap::new();
     let mut unreadable = Vec::new();
     for (number, directory) in directories.iter().enumerate() {
         for file in files(directory)? {
             match read(&file) {
-                Ok(spec) => add(&mut found, devices, (number, &file), spec)?,
+                Ok(spec) => add(&mut found, devices, (number, &file), &spec),
                 Err(error) => unreadable.push(format!("{}: {error:#}", file.display())),
             }
         }
@@ -111,61 +86,30 @@ fn read(file: &Path) -> Result<Spec> {
     if size > FILE_BYTES_MAX {
         bail!("it has more than {FILE_BYTES_MAX} bytes");
     }
-    Ok(serde_saphyr::from_str(&std::fs::read_to_string(file)?)?)
+    Ok(foreign::parse(&std::fs::read_to_string(file)?)?)
 }
 
 fn add<'a>(
     found: &mut BTreeMap<&'a str, Found>,
     wanted: &'a [String],
     (directory, file): (usize, &Path),
-    spec: Spec,
-) -> Result<()> {
+    spec: &Spec,
+) {
     for device in &spec.devices {
         let qualified = format!("{}={}", spec.kind, device.name);
         let Some(name) = wanted.iter().find(|name| **name == qualified) else {
             continue;
         };
-        let failed = || format!("CDI device {qualified} in {}", file.display());
-        check_version(&spec.cdi_version).with_context(failed)?;
         let before = found.get(name.as_str());
         let entry = Found {
             directory,
             file: file.to_owned(),
-            shared: parse(&spec.container_edits).with_context(failed)?,
-            own: parse(&device.container_edits).with_context(failed)?,
+            shared: spec.container_edits.clone(),
+            own: device.container_edits.clone(),
             is_double: before.is_some_and(|before| before.directory == directory),
         };
         found.insert(name, entry);
     }
-    Ok(())
-}
-
-fn check_version(version: &str) -> Result<()> {
-    let mut parts = version.split('.').map(str::parse);
-    match (parts.next(), parts.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) <= NEWEST => Ok(()),
-        (Some(Ok(_)), Some(Ok(_))) => bail!(
-            "CDI version {version} is later than {}.{}",
-            NEWEST.0,
-            NEWEST.1
-        ),
-        _ => bail!("{version:?} is no version of CDI"),
-    }
-}
-
-/// A node without permissions has all of them.
-fn parse(edits: &Value) -> Result<Edits> {
-    let mut edits = edits.clone();
-    if edits.is_null() {
-        return Ok(Edits::default());
-    }
-    let nodes = edits.get_mut("deviceNodes").and_then(Value::as_array_mut);
-    for node in nodes.into_iter().flatten() {
-        if node["permissions"].as_str().unwrap_or_default().is_empty() {
-            node["permissions"] = ALL_ACCESS.into();
-        }
-    }
-    Ok(serde_json::from_value(edits)?)
 }
 
 #[cfg(test)]
@@ -223,7 +167,7 @@ mod tests {
         for (device, words) in [
             ("v.com/gpu=0", "in two files"),
             ("v.com/gpu=7", "x.yaml"),
-            ("v.com/new=0", "1.2.0 is later than 1.1"),
+            ("v.com/new=0", "n.json: it has the CDI version \"1.2.0\""),
             ("v.com/bad=0", "\"A\" is not NAME=VALUE"),
         ] {
             let error = format!("{:#}", edits(&at, &[device.to_owned()]).unwrap_err());

@@ -8,9 +8,6 @@ use anyhow::{Context, Result, bail};
 use nodedock_model::{DeviceNode, Edits, Hook, Mount, NodeKind};
 use serde_json::{Map, Value, json};
 
-/// Access to a device that CDI gives where a spec names none.
-pub(super) const ALL_ACCESS: &str = "rwm";
-
 /// Applies container edits as CDI's own library does (`ContainerEdits.Apply` of `tags.cncf.io/container-device-interface/pkg/cdi`).
 ///
 /// # Errors

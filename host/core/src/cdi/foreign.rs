@@ -134,10 +134,22 @@ fn read_file(path: &Path) -> Result<Option<Spec>, ForeignError> {
         return Err(ForeignError::TooLarge);
     }
     let text = String::from_utf8(bytes).map_err(|_| ForeignError::NotText)?;
-    parse(&text).map(Some)
+    let spec = parse(&text)?;
+    check_names(&spec)?;
+    Ok(Some(spec))
 }
 
-/// Parses a spec, and refuses one that runtimes refuse, or with a field that a copy would lose.
+/// Refuses names that have no place in identity strings and attributes.
+fn check_names(spec: &Spec) -> Result<(), ForeignError> {
+    let names = spec.devices.iter().map(|device| &device.name);
+    let mut names = names.chain([&spec.kind]);
+    match names.find(|name| name.len() > NAME_BYTES_MAX) {
+        Some(name) => Err(ForeignError::LongName(name.clone())),
+        None => Ok(()),
+    }
+}
+
+/// Parses a spec of any program, and refuses one that runtimes refuse, or with a field that a copy would lose.
 pub fn parse(text: &str) -> Result<Spec, ForeignError> {
     // Go's libraries read a number that begins with a zero as octal.
     let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
@@ -151,13 +163,6 @@ pub fn parse(text: &str) -> Result<Spec, ForeignError> {
     check_fields(&spec)?;
     let spec: Spec = serde_json::from_value(spec)?;
     validate(&spec)?;
-    let names = spec.devices.iter().map(|device| &device.name);
-    let long = names
-        .chain([&spec.kind])
-        .find(|name| name.len() > NAME_BYTES_MAX);
-    if let Some(name) = long {
-        return Err(ForeignError::LongName(name.clone()));
-    }
     Ok(spec)
 }
 
@@ -279,7 +284,8 @@ mod tests {
         }
         assert!(refused("").contains("CDI version"));
         let long = VALID.replace("\"0\"", &format!("a{}", "0".repeat(63)));
-        assert!(refused(&long).contains("more than 60 bytes"));
+        let error = check_names(&parse(&long).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("more than 60 bytes"), "{error}");
     }
 
     #[test]

@@ -140,6 +140,7 @@ async fn unmarked_runtime_starts_no_container() {
     let refused = podman.run(&daemon, &[&name], SHOW).await.unwrap_err();
     assert!(refused.contains("hook"), "{refused}");
     assert!(api(&daemon).await.claims(None).await.unwrap().is_empty());
+    podman.remove_all(&daemon).await;
 }
 
 #[tokio::test]
@@ -192,6 +193,7 @@ async fn claim_follows_its_container() {
     let shown = podman.run(&daemon, &[&name], SHOW).await.unwrap();
     assert!(shown.starts_with("MOCK_GPU_0="), "{shown}");
     until_free(&daemon).await;
+    podman.remove_all(&daemon).await;
 }
 
 fn parent_of(pid: i32) -> i32 {
@@ -245,4 +247,5 @@ async fn detached_container_outlives_run_with() {
         kill(pid);
     }
     until_free(&daemon).await;
+    podman.remove_all(&daemon).await;
 }

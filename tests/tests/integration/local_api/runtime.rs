@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_millis(3);
 /// Deadline for all of them together, on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
-/// Fails if another container has its device too. `$1` of the environment: the directory of locks.
+/// Fails if another container has its device too. `LOCKS`: the directory of locks.
 const RECORDS: &str = r#"#!/bin/sh
 while [ $# -gt 0 ]; do test "$1" = --bundle && bundle=$2; shift; done
 device=$(grep -o 'MOCK_GPU_[0-9]=' "$bundle/config.json" | head -n 1)

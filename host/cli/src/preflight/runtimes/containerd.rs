@@ -220,6 +220,7 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         text => text?,
     };
+    // no error: the config is read again with what it imports, and one that is not TOML is a finding then
     let table = text.parse::<toml::Table>().unwrap_or_default();
     let listed = table
         .get("imports")
@@ -233,6 +234,7 @@ fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
             Ok(of_node) => root.join(of_node),
             Err(_) => config.with_file_name("").join(path),
         };
+        // no error: containerd itself refuses a pattern that is none, and does not start
         let glob = path
             .file_name()
             .and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
