@@ -13,13 +13,15 @@ use tokio::time::timeout;
 use crate::drivers::{Form, MOCK_GPU};
 use crate::node_api::NodeApi;
 use crate::service::ServiceManager;
-use crate::{DEADLINE, Root};
+use crate::{DEADLINE, Root, compiled};
 
 /// Options of a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The service manager stores its file descriptors.
     has_store: bool,
+    /// The daemon compiles its drivers itself.
+    is_cold: bool,
     args: Vec<String>,
     env: Vec<(String, String)>,
     config: Option<String>,
@@ -41,6 +43,12 @@ impl Options {
     /// The service manager stores the file descriptors of the daemon, and passes them to its next start.
     pub fn with_store(mut self) -> Self {
         self.has_store = true;
+        self
+    }
+
+    /// The daemon finds no driver that another test's has compiled.
+    pub fn cold(mut self) -> Self {
+        self.is_cold = true;
         self
     }
 
@@ -114,6 +122,11 @@ impl Daemon {
 
     async fn start_as(root: Root, options: Options, notify: &str) -> Self {
         let manager = ServiceManager::listen(&root.path().join(notify));
+        if !options.is_cold {
+            compiled::shared()
+                .and_then(|shared| compiled::give(&root, &shared))
+                .expect("copy compiled drivers");
+        }
         let mut daemon = Self {
             process: None,
             manager,
@@ -339,6 +352,11 @@ impl Drop for Daemon {
                     WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
                 );
             }
+        }
+        if !std::thread::panicking() && !self.options.is_cold {
+            compiled::shared()
+                .and_then(|shared| compiled::take(&self.api, &shared))
+                .expect("copy compiled drivers");
         }
         if std::thread::panicking() {
             eprintln!(

@@ -5,6 +5,7 @@
 pub mod agreement;
 pub mod cdi;
 pub mod cluster;
+pub mod compiled;
 pub mod compose;
 pub mod daemon;
 pub mod drivers;
@@ -27,4 +28,4 @@ pub use root::{Output, Root, assert_parts};
 pub use wait::own_pool;
 
 /// Deadline of every wait. It only bounds a failure: a machine may be slow, and no test depends on time.
-pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
+pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(120);

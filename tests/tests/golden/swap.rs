@@ -1,9 +1,6 @@
 //! A driver that is replaced by its twins in other languages while it holds a claim: the contract, and the memo, are all that
 //! they share.
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
-
 use nodedock_model::grant::Grant;
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
@@ -13,7 +10,7 @@ use nodedock_tests::golden::{
 };
 use nodedock_tests::machine::sha256;
 use nodedock_tests::wait::until_path;
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::{Daemon, Options, Root, compiled};
 use serde_json::json;
 
 /// The files that there are; compiled, so that the daemon need not.
@@ -35,27 +32,7 @@ async fn built() -> Vec<(Golden, Vec<u8>)> {
 /// A root whose daemon finds compiled what was compiled by the same code.
 fn root_with_cache() -> Root {
     let root = Root::new();
-    let cache = root.path().join("var/cache/nodedock");
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&cache)
-        .expect("a new directory");
-    let state = root.path().join("var/lib/nodedock");
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&state)
-        .expect("a new directory");
-    std::fs::copy(golden::cache().key, state.join("cache.key")).expect("copy the key");
-    for entry in std::fs::read_dir(golden::cache().directory).expect("read the cache") {
-        let from = entry.expect("read the cache").path();
-        // What another test is writing just now has another ending.
-        if from.extension().is_some_and(|ending| ending == "cwasm") {
-            std::fs::copy(&from, cache.join(from.file_name().expect("a file")))
-                .expect("copy a file");
-        }
-    }
+    compiled::give(&root, &golden::cache()).expect("copy compiled drivers");
     root
 }
 

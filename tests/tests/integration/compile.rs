@@ -93,7 +93,9 @@ async fn compiler_of(daemon: &Daemon, n: usize) -> i32 {
 }
 
 fn telling() -> Options {
-    Options::default().env("NODEDOCK_LOG", "info,nodedock_wasm=debug")
+    Options::default()
+        .env("NODEDOCK_LOG", "info,nodedock_wasm=debug")
+        .cold()
 }
 
 fn kept_files(root: &Root) -> Vec<PathBuf> {
@@ -313,7 +315,7 @@ async fn changed_file_stops_its_compilation() {
 
 #[tokio::test]
 async fn compilation_uses_no_daemon_memory() {
-    let daemon = with_gpus().await;
+    let daemon = Daemon::with_gpus(Options::default().cold()).await;
     let before = daemon.memory_mib("VmHWM");
     let large = bombs::slow(1);
     daemon.take_out(MOCK_GPU_FILE);

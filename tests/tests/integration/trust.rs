@@ -17,7 +17,7 @@ const SIGNATURE: &str = "mock-gpu.wasm.sig";
 
 /// A daemon with this `trust` section, and what the simulated GPUs need beside their file.
 async fn daemon_with(section: &str) -> Daemon {
-    let daemon = Daemon::start_with(Options::default().config(section)).await;
+    let daemon = Daemon::start_with(Options::default().config(section).cold()).await;
     for side in ["grant", "config"] {
         daemon.drop_in(&format!("mock-gpu.{side}.yaml"), side_file(MOCK_GPU, side));
     }

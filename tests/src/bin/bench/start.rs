@@ -86,7 +86,7 @@ async fn drops(size: Size, table: &mut Table) {
     for _ in 0..size.loads {
         let root = Root::new();
         root.drop_in("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
-        let daemon = Daemon::start_on(root, Options::default()).await;
+        let daemon = Daemon::start_on(root, Options::default().cold()).await;
         for times in [&mut cold, &mut cached] {
             let bytes = wasm(MOCK_GPU, Form::Core);
             let started = Instant::now();
@@ -115,7 +115,7 @@ async fn memory(size: Size, table: &mut Table) {
     for count in size.drivers {
         let root = Root::new();
         (0..count).for_each(|n| install_numbered(&root, n));
-        let mut daemon = Daemon::start_on(root, Options::default()).await;
+        let mut daemon = Daemon::start_on(root, Options::default().cold()).await;
         all_serving(&daemon, count).await;
         for what in ["just compiled", "after a restart"] {
             if what == "after a restart" {

@@ -45,9 +45,8 @@ async fn kubelet_prepares_and_unprepares_a_claim() {
     let requests = api
         .requests()
         .into_iter()
-        .filter(|seen| seen.resource == "resourceclaims");
-    let verbs: Vec<_> = requests.map(|seen| seen.verb).collect();
-    assert_eq!(verbs, ["get", "get"], "one request for each prepare");
+        .filter(|seen| seen.resource == "resourceclaims" && seen.verb == "get");
+    assert_eq!(requests.count(), 2, "one request for each prepare");
     node.unprepared(&claim).await;
 
     // Another claim of the name has nothing to do with the old one.
