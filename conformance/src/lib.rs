@@ -15,18 +15,24 @@ mod report;
 mod test_node;
 mod wire;
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::sync::Mutex;
 
 pub use list::{Case, CaseError, Level, cases};
 pub use report::{CaseResult, Outcome, Report};
 
 use test_node::TestNode;
 
+/// Most of a case is waiting.
+const JOBS: usize = 4;
 /// A driver that answers each call in time may still be too slow.
 const CASE_MAX: Duration = Duration::from_secs(600);
 
@@ -149,6 +155,8 @@ pub struct Options {
     pub slices_timeout: Duration,
     /// IDs of cases, or levels; empty: all.
     pub only: Vec<String>,
+    /// Cases of a program that run at the same time; a driver that runs already has one at a time.
+    pub jobs: usize,
 }
 
 impl Options {
@@ -164,11 +172,19 @@ impl Options {
             call_timeout: Duration::from_secs(45),
             slices_timeout: Duration::from_secs(10),
             only: Vec::new(),
+            jobs: JOBS,
+        }
+    }
+
+    fn jobs(&self) -> usize {
+        match self.target {
+            Target::Program(_) => self.jobs.max(1),
+            Target::Running(_) => 1,
         }
     }
 }
 
-/// Runs the cases one after the other, and `progress` after each.
+/// Runs the cases, several at once if the driver is a program, and `progress` with each result in the order of the list.
 ///
 /// # Errors
 ///
@@ -176,8 +192,8 @@ impl Options {
 /// cannot be made. What the driver does wrong is in the report.
 pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Result<Report> {
     let list = cases().context("the list of cases")?;
-    let code = cases::all();
-    list::check(&list, code.iter().map(|(id, _)| *id))?;
+    let code: BTreeMap<_, _> = cases::all().into_iter().collect();
+    list::check(&list, code.keys().copied())?;
     if let Some(unknown) = options
         .only
         .iter()
@@ -186,57 +202,69 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Re
         bail!("{unknown} is neither a case nor a level");
     }
     let mut report = Report::default();
-    let mut nodes = Nodes::new(options)?;
+    let nodes = Nodes::new(options)?;
     let mut node = nodes.take().await?;
     let facts = cases::Facts::learn(&mut node).await;
     nodes.put_back(node).await?;
+    let mut running = FuturesOrdered::new();
     for case in list
         .iter()
         .filter(|case| is_wanted(case, &list, &options.only))
     {
-        let began = Instant::now();
+        while running.len() >= options.jobs() || !report.has_all(&case.after) {
+            let Some(result) = running.next().await else { break };
+            report.add(result?, &mut progress);
+        }
+        let run = code.get(case.id.as_str()).context("a case without code")?;
         let missing = facts.missing(case).or_else(|| report.blocks(case));
-        let (outcome, messages) = match missing {
-            Some(outcome) => (outcome, Vec::new()),
-            None => {
-                let (_, run) = code
-                    .iter()
-                    .find(|(id, _)| *id == case.id)
-                    .context("a case without code")?;
-                let mut node = nodes.take().await?;
-                let outcome = match tokio::time::timeout(CASE_MAX, run(&mut node, &facts)).await {
-                    Ok(Ok(outcome)) => outcome,
-                    Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
-                    Err(_) => Outcome::Failed(format!("the case did not end within {CASE_MAX:?}")),
-                };
-                let is_failed = matches!(outcome, Outcome::Failed(_));
-                let messages = if is_failed {
-                    node.messages()
-                } else {
-                    Vec::new()
-                };
-                nodes.put_back(node).await?;
-                (outcome, messages)
-            }
-        };
-        let verdict = CaseResult {
-            case: case.clone(),
-            outcome,
-            took: began.elapsed(),
-            messages,
-        };
-        progress(&verdict);
-        report.verdicts.push(verdict);
+        running.push_back(result(case, *run, &nodes, &facts, missing));
+    }
+    while let Some(result) = running.next().await {
+        report.add(result?, &mut progress);
     }
     Ok(report)
+}
+
+/// Runs a case, unless it has an outcome without that.
+async fn result(
+    case: &Case,
+    run: cases::Run,
+    nodes: &Nodes<'_>,
+    facts: &cases::Facts,
+    missing: Option<Outcome>,
+) -> Result<CaseResult> {
+    let began = Instant::now();
+    let (outcome, messages) = match missing {
+        Some(outcome) => (outcome, Vec::new()),
+        None => {
+            let mut node = nodes.take().await?;
+            let outcome = match tokio::time::timeout(CASE_MAX, run(&mut node, facts)).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
+                Err(_) => Outcome::Failed(format!("the case did not end within {CASE_MAX:?}")),
+            };
+            let messages = match outcome {
+                Outcome::Failed(_) => node.messages(),
+                _ => Vec::new(),
+            };
+            nodes.put_back(node).await?;
+            (outcome, messages)
+        }
+    };
+    Ok(CaseResult {
+        case: case.clone(),
+        outcome,
+        took: began.elapsed(),
+        messages,
+    })
 }
 
 /// The source of each case's node.
 struct Nodes<'a> {
     options: &'a Options,
-    /// That of a driver that runs already: it knows the API server that it was started with.
-    shared: Option<TestNode>,
-    /// Has what the program keeps between two cases.
+    /// That of a driver that runs already: it knows the API server that it was started with. One case at a time has it.
+    shared: Mutex<Option<TestNode>>,
+    /// Has what the first start of the program left for the others.
     kept: TempDir,
 }
 
@@ -248,18 +276,18 @@ impl<'a> Nodes<'a> {
             .context("make a directory for what the program keeps")?;
         Ok(Self {
             options,
-            shared: None,
+            shared: Mutex::new(None),
             kept,
         })
     }
 
-    async fn take(&mut self) -> Result<TestNode> {
-        if let Some(node) = self.shared.take() {
+    async fn take(&self) -> Result<TestNode> {
+        if let Some(node) = self.shared.lock().await.take() {
             return Ok(node);
         }
         let node = TestNode::new(self.options).await?;
         for kept in node.kept_paths() {
-            move_path(
+            files::copy(
                 &self.kept.path().join(kept),
                 &node.directories.root().join(kept),
             )?;
@@ -267,34 +295,24 @@ impl<'a> Nodes<'a> {
         Ok(node)
     }
 
-    async fn put_back(&mut self, mut node: TestNode) -> Result<()> {
+    async fn put_back(&self, mut node: TestNode) -> Result<()> {
         match self.options.target {
             Target::Running(_) => {
                 node.release().await;
-                self.shared = Some(node);
+                *self.shared.lock().await = Some(node);
             }
             Target::Program(_) => {
                 node.kill().await;
                 for kept in node.kept_paths() {
-                    move_path(
-                        &node.directories.root().join(kept),
-                        &self.kept.path().join(kept),
-                    )?;
+                    let path = self.kept.path().join(kept);
+                    if !path.try_exists()? {
+                        files::copy(&node.directories.root().join(kept), &path)?;
+                    }
                 }
             }
         }
         Ok(())
     }
-}
-
-/// Does nothing if there is no such file or directory.
-fn move_path(from: &Path, to: &Path) -> Result<()> {
-    if !from.try_exists()? {
-        return Ok(());
-    }
-    files::make_directory(to.parent().unwrap_or(to))?;
-    std::fs::rename(from, to)
-        .with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 
 /// Returns whether a case is named, or needed by one that is.

@@ -66,6 +66,18 @@ impl Report {
         counts
     }
 
+    /// Adds a result, after `progress` has seen it.
+    pub(crate) fn add(&mut self, result: CaseResult, progress: &mut impl FnMut(&CaseResult)) {
+        progress(&result);
+        self.verdicts.push(result);
+    }
+
+    /// Returns whether these cases have results.
+    pub(crate) fn has_all(&self, ids: &[String]) -> bool {
+        ids.iter()
+            .all(|id| self.verdicts.iter().any(|verdict| verdict.case.id == *id))
+    }
+
     /// Why a case says nothing: one that it needs did not pass.
     pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
         let before = case

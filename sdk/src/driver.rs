@@ -1,8 +1,8 @@
 //! The traits that a driver implements.
 
 use crate::{
-    Additions, Claim, ClaimRecord, Context, DeviceHealth, DriverInfo, Host, Inventory, Prepared,
-    Problem, Trigger,
+    Additions, Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, DriverInfo, Host, Inventory,
+    Prepared, Problem, Trigger,
 };
 
 /// Outcomes of a batch by UID of the claim, in any order.
@@ -179,6 +179,45 @@ pub trait Health: Driver {
     ///
     /// Any problem; after a while the host sets the health of all devices to unknown.
     fn check(host: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem>;
+}
+
+/// Optional: values of devices that change, for metrics and for people. The host reads them after each successful discovery. Name it in
+/// [`export_driver!`](crate::export_driver).
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds/*/brightness"]) }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+/// #         Ok(Inventory::new().pool(Pool::new("leds").device(Device::new("a"))))
+/// #     }
+/// #     fn prepare(_: &Host, _: &Context, _: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+///
+/// impl Telemetry for Leds {
+///     fn read(host: &Host, _: &Context) -> Result<Vec<DeviceReadings>, Problem> {
+///         let brightness: Option<u32> = host.sysfs().find_parsed("class/leds/a/brightness")?;
+///         let readings = DeviceReadings::new("leds", "a");
+///         Ok(vec![match brightness {
+///             Some(value) => readings.reading("brightness_ratio", f64::from(value) / 255.0),
+///             None => readings,
+///         }])
+///     }
+/// }
+/// let node = Harness::<Leds>::new();
+/// node.host().file("class/leds/a/brightness", "255\n");
+/// assert_eq!(node.readings()?[0].readings[0].value, 1.0);
+/// # Ok::<(), Problem>(())
+/// ```
+pub trait Telemetry: Driver {
+    /// Returns the readings of devices. Devices that are not listed have none.
+    ///
+    /// # Errors
+    ///
+    /// Any problem; no device has readings then, and the host shows the problem.
+    fn read(host: &Host, ctx: &Context) -> Result<Vec<DeviceReadings>, Problem>;
 }
 
 /// Optional: what the scheduler should know about devices beyond the inventory. Name it in [`export_driver!`](crate::export_driver).

@@ -205,6 +205,19 @@ impl FakeNode {
         Ok(paths)
     }
 
+    /// Nothing appears while a test waits: hooks of writes have made by now what a kernel would.
+    pub(crate) fn sysfs_wait_for(&self, pattern: &str, _: u32) -> Result<Vec<String>, Problem> {
+        self.sysfs_glob(pattern)
+    }
+
+    pub(crate) fn device_nodes_wait_for(
+        &self,
+        pattern: &str,
+        _: u32,
+    ) -> Result<Vec<NodeInfo>, Problem> {
+        self.device_nodes_glob(pattern)
+    }
+
     pub(crate) fn sysfs_write(&self, path: &str, value: &str) -> Result<(), Problem> {
         let mut state = self.state();
         state.admit_write(path, value)?;

@@ -176,6 +176,17 @@ impl Sysfs<'_> {
         self.0.sysfs_glob(pattern)
     }
 
+    /// Waits until a path matches a glob: for what the kernel makes a moment after a write or a bind. An empty list: there is none after
+    /// that time, which is elapsed time of the call. In tests it looks once; what a write makes is added by
+    /// [`FakeHost::on_write`](crate::testing::FakeHost::on_write).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`glob`](Sysfs::glob).
+    pub fn wait_for(&self, pattern: &str, milliseconds: u32) -> Result<Vec<String>, Problem> {
+        self.0.sysfs_wait_for(pattern, milliseconds)
+    }
+
     /// Reads a file as [`read`](Sysfs::read) does, with `None` for a file that does not exist or has no value now.
     ///
     /// # Errors
@@ -252,6 +263,15 @@ impl DeviceNodes<'_> {
     /// `denied` for a glob without a grant, `invalid` for an invalid glob, `unavailable` if a directory or a node could not be read.
     pub fn glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
         self.0.device_nodes_glob(pattern)
+    }
+
+    /// Waits until a node matches a glob, as [`Sysfs::wait_for`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`glob`](DeviceNodes::glob).
+    pub fn wait_for(&self, pattern: &str, milliseconds: u32) -> Result<Vec<NodeInfo>, Problem> {
+        self.0.device_nodes_wait_for(pattern, milliseconds)
     }
 
     /// Returns one node.

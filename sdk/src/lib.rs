@@ -102,6 +102,7 @@ mod problem;
 mod scheduling;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
+mod telemetry;
 mod text;
 #[cfg(any(target_family = "wasm", test))]
 #[doc(hidden)]
@@ -117,7 +118,7 @@ pub use claim::{
     AllocatedDevice, Claim, ClaimRecord, ClaimRef, Consumer, OpaqueParameters, ParametersSource,
 };
 pub use context::{Context, Trigger};
-pub use driver::{Configuration, Driver, Health, Outcomes, Scheduling};
+pub use driver::{Configuration, Driver, Health, Outcomes, Scheduling, Telemetry};
 pub use edits::{
     ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
 };
@@ -140,6 +141,7 @@ pub use scheduling::{
     Additions, AllocatableMapping, Compatibility, DeviceScheduling, NodeAllocatable,
     NodeOperations, PoolScheduling,
 };
+pub use telemetry::{DeviceReadings, Reading};
 pub use text::{last_segment, matches_wildcards};
 
 /// Exports a type that implements [`Driver`] from a crate of type `cdylib`, with the optional facets after the colon.
@@ -202,6 +204,9 @@ macro_rules! export_driver {
     };
     (@ Scheduling $exported:ident) => {
         $crate::wasm::scheduling::__export_scheduling_facet!($exported with_types_in $crate::wasm::scheduling);
+    };
+    (@ Telemetry $exported:ident) => {
+        $crate::wasm::telemetry::__export_telemetry_facet!($exported with_types_in $crate::wasm::telemetry);
     };
     (@ Health $exported:ident) => {
         $crate::wasm::health::__export_health_facet!($exported with_types_in $crate::wasm::health);

@@ -36,6 +36,17 @@ pub mod health {
     });
 }
 
+pub mod telemetry {
+    //! Bindings that wit-bindgen generates for the world `telemetry-facet`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "telemetry-facet",
+        pub_export_macro: true,
+        export_macro_name: "__export_telemetry_facet",
+        with: { "nodedock:driver/common@0.2.0": crate::wasm::bindings::nodedock::driver::common },
+    });
+}
+
 pub mod scheduling {
     //! Bindings that wit-bindgen generates for the world `scheduling-facet`.
     wit_bindgen::generate!({

@@ -128,6 +128,11 @@ impl Function {
         }))
     }
 
+    /// Its directory, relative to `/sys`.
+    pub(crate) fn directory(&self) -> String {
+        format!("{DEVICES}/{}", self.address.as_str())
+    }
+
     /// Returns whether the kernel driver is NVIDIA's own, which has nodes beside those of DRM.
     pub(crate) fn has_nvidia_driver(&self) -> bool {
         self.vendor == NVIDIA && self.driver.as_deref() == Some("nvidia")

@@ -6,12 +6,14 @@ mod files;
 mod function;
 mod machine;
 mod nvidia;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 
 use nodedock_sdk::{
     AllocatedDevice, Claim, Configuration, ContainerEdits, Context, DeviceHealth, DeviceNode,
-    Driver, DriverInfo, Health, Host, Inventory, Pool, Prepared, PreparedDevice, Problem, Trigger,
+    DeviceReadings, Driver, DriverInfo, Health, Host, Inventory, Pool, Prepared, PreparedDevice,
+    Problem, Telemetry, Trigger,
 };
 
 use config::{Config, PoolConfig};
@@ -25,7 +27,7 @@ const DISCOVERY_PERIOD_SECONDS: u32 = 60;
 
 struct Gpu;
 
-nodedock_sdk::export_driver!(Gpu: Configuration, Health);
+nodedock_sdk::export_driver!(Gpu: Configuration, Health, Telemetry);
 
 impl Driver for Gpu {
     fn describe() -> DriverInfo {
@@ -36,6 +38,7 @@ impl Driver for Gpu {
                 function::FILES
                     .into_iter()
                     .chain(function::LINKS)
+                    .chain(telemetry::files())
                     .map(|name| format!("bus/pci/devices/*/{name}")),
             )
             .host_files(nvidia::FILES.into_iter().chain(files::LIBRARIES))
@@ -112,6 +115,18 @@ impl Health for Gpu {
             }
         }
         Ok(health)
+    }
+}
+
+impl Telemetry for Gpu {
+    fn read(host: &Host, ctx: &Context) -> Result<Vec<DeviceReadings>, Problem> {
+        let config = Config::read(&ctx.config)?;
+        let pools = config.pools();
+        function::all(host)?
+            .iter()
+            .filter_map(|function| Some((&pools[config.pool_of(function)?].name, function)))
+            .map(|(pool, function)| telemetry::read(host, pool, function))
+            .collect()
     }
 }
 

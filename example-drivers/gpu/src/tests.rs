@@ -735,3 +735,32 @@ fn recorded_other_accelerators_need_a_selection() {
     };
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
 }
+
+#[test]
+fn sensors_are_readings_of_their_gpu() {
+    let node = node();
+    node.fake()
+        .file(&format!("{AMD}/hwmon/hwmon7/temp1_input"), "65500\n")
+        .file(&format!("{AMD}/hwmon/hwmon7/power1_average"), "210000000\n")
+        .file(&format!("{AMD}/hwmon/hwmon7/power1_input"), "250000000\n")
+        .file(&format!("{AMD}/gpu_busy_percent"), "50\n")
+        .file(&format!("{AMD}/mem_info_vram_used"), "1024\n");
+    let readings = node.readings().unwrap();
+    let of = |name: &str| {
+        let device = readings.iter().find(|device| device.device == name);
+        let readings = device.expect("each GPU is listed").readings.iter();
+        readings
+            .map(|reading| (reading.name.as_str(), reading.value))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        of("0000-3b-00-0"),
+        [
+            ("temperature_celsius", 65.5),
+            ("power_watts", 210.0),
+            ("utilization_ratio", 0.5),
+            ("memory_used_bytes", 1024.0)
+        ]
+    );
+    assert_eq!(of("0000-81-00-0"), []);
+}

@@ -328,6 +328,9 @@ async fn check_discovery(driver: &WasmDriver, findings: &mut Findings) {
         if let Err(problem) = driver.check_health(&driver.look_call()).await {
             return findings.add(Lint::DiscoveryFailed, format!("health: {}", text(&problem)));
         }
+        if let Err(problem) = driver.read_telemetry(&driver.look_call()).await {
+            return findings.add(Lint::DiscoveryFailed, format!("telemetry: {}", text(&problem)));
+        }
     }
     if let [first, second] = found.as_slice() {
         check_inventory(first, second, findings);

@@ -63,6 +63,9 @@ pub struct ConformArgs {
     /// Seconds until the driver's ResourceSlices are there
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     slices_timeout: u64,
+    /// Cases that run at the same time; 1 for a driver that is measured, and for one that runs already
+    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: u8,
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -148,6 +151,7 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     options.call_timeout = Duration::from_secs(args.call_timeout);
     options.slices_timeout = Duration::from_secs(args.slices_timeout);
     options.admin_access = args.admin_access;
+    options.jobs = args.jobs.into();
     options.only.clone_from(&args.only);
     let mut unread = Ok(());
     let report = nodedock_conformance::run(&options, |verdict| {

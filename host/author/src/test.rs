@@ -15,7 +15,7 @@ use super::{read, write_file};
 use nodedock_command::output::{Format, print_text};
 use nodedock_core::driver::Published;
 use nodedock_model::{
-    DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem,
+    DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem, Readings,
 };
 use nodedock_wasm::{Trigger, WasmDriver};
 
@@ -52,6 +52,9 @@ struct Tested {
     inventory: Inventory,
     /// Health by pool and device, like the claims.
     health: BTreeMap<String, String>,
+    /// Values of devices, like the health.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    readings: BTreeMap<String, Readings>,
     claims: BTreeMap<String, ClaimResult>,
     /// Beyond the bound of this command; `None`: there are not so many.
     not_prepared: Option<usize>,
@@ -96,10 +99,20 @@ pub(super) async fn run(args: TestArgs) -> Result<()> {
 
 async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
     let name = driver.info().name.clone();
-    let Published { inventory, health } = driver
+    let published = driver
         .publish(&driver.look_call(), Trigger::Load)
         .await
         .with_context(|| format!("{name} does not discover its devices"))?;
+    let Published {
+        inventory,
+        health,
+        telemetry,
+    } = published;
+    if let Some(problem) = telemetry.problem {
+        return Err(problem).with_context(|| format!("{name} does not read its telemetry"));
+    }
+    let readings = telemetry.readings.into_iter();
+    let readings = readings.map(|((pool, device), readings)| (format!("{pool}/{device}"), readings));
     let missing = driver.missing_resources(&inventory);
     anyhow::ensure!(
         missing.is_empty(),
@@ -134,6 +147,7 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
         driver: name,
         inventory,
         health: health.collect(),
+        readings: readings.collect(),
         claims,
         not_prepared,
     })

@@ -25,6 +25,16 @@ pub fn names(objects: &[v1::ObjectRef]) -> String {
     joined(objects.iter().map(name))
 }
 
+/// The readings of a device, sorted, each as `NAME=VALUE`.
+pub fn readings(device: &v1::Device) -> Vec<String> {
+    let readings = device.readings.iter();
+    let mut lines: Vec<_> = readings
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    lines.sort();
+    lines
+}
+
 pub fn problem(problem: &Option<v1::Problem>, indent: &str) -> Vec<String> {
     let Some(v1::Problem {
         kind,

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ExtendedResource,
-    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
+    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, ReadingsReport, Uid,
 };
 
 /// Identity of a driver, constant over its life.
@@ -64,11 +64,26 @@ pub struct Driver {
     pub inventory: Option<watch::Receiver<Arc<Published>>>,
 }
 
-/// Last inventory and health of a driver.
+/// Last inventory and health of a driver, and what it measured with them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Published {
     pub inventory: Inventory,
     pub health: HealthReport,
+    pub telemetry: Telemetry,
+}
+
+impl Published {
+    /// Returns whether another driver or the API server has to know of the difference. Readings are only read.
+    pub fn differs(&self, other: &Self) -> bool {
+        self.inventory != other.inventory || self.health != other.health
+    }
+}
+
+/// Readings of devices; none with the problem why there are none.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Telemetry {
+    pub readings: ReadingsReport,
+    pub problem: Option<Problem>,
 }
 
 nodedock_base::worded! {
@@ -77,6 +92,7 @@ nodedock_base::worded! {
         Describe = "describe",
         Discover = "discover",
         Health = "health",
+        Telemetry = "telemetry",
         Validate = "validate",
         Prepare = "prepare",
         Unprepare = "unprepare",

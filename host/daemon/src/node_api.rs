@@ -639,6 +639,10 @@ impl NodeApi {
                     .health
                     .get(&(pool_name.clone(), device_name.clone()));
                 let health = health.cloned().unwrap_or_default();
+                let readings = published
+                    .telemetry
+                    .readings
+                    .get(&(pool_name.clone(), device_name.clone()));
                 let claims = self.manager.records.users_of_device(
                     name,
                     pool_name.as_str(),
@@ -676,6 +680,7 @@ impl NodeApi {
                         .collect(),
                     taints: convert::taints(&device.taints, &added),
                     more_taint_rules: convert::count(added.more_rules),
+                    readings: readings.cloned().into_iter().flatten().collect(),
                 });
             }
         }

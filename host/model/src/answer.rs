@@ -7,6 +7,7 @@ mod claim;
 mod identity;
 mod inventory;
 mod scheduling;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,7 @@ pub use claim::prepared_claim;
 pub use identity::{Description, description, problem};
 pub use inventory::{health, inventory};
 pub use scheduling::add_scheduling;
+pub use telemetry::readings;
 
 /// Keys and values.
 pub type Labels = Vec<(String, String)>;
@@ -62,6 +64,14 @@ pub struct Health {
     pub pool: String,
     pub device: String,
     pub health: DeviceHealth,
+}
+
+/// Names and values of what is measured of a device.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeviceReadings {
+    pub pool: String,
+    pub device: String,
+    pub readings: Vec<(String, f64)>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -101,6 +101,7 @@ pub enum Field {
     Pool,
     Pools,
     Range,
+    Readings,
     Reason,
     Requests,
     Schemata,

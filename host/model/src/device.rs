@@ -270,5 +270,11 @@ pub struct DeviceHealth {
     pub message: String,
 }
 
+/// Values of a device now, by what is measured and its unit, such as `temperature_celsius`.
+pub type Readings = BTreeMap<String, f64>;
+
+/// Readings by pool and device; missing devices have none.
+pub type ReadingsReport = BTreeMap<(PoolName, DeviceName), Readings>;
+
 /// Health by pool and device; missing devices are unknown.
 pub type HealthReport = BTreeMap<(PoolName, DeviceName), DeviceHealth>;

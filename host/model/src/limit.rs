@@ -10,6 +10,10 @@ pub const DRIVER_NAME_BYTES_MAX: usize = 63;
 pub const IDENTIFIER_BYTES_MAX: usize = 32;
 /// Pools of one driver: an inventory is kept in memory and compared at each discovery.
 pub const POOLS_MAX: usize = 64;
+/// Readings of a device and of all devices of one driver: each is a series of metrics.
+pub const DEVICE_READINGS_MAX: usize = 32;
+pub const READINGS_MAX: usize = 4096;
+pub const READING_NAME_BYTES_MAX: usize = 64;
 /// Devices of one driver: 32 ResourceSlices of 128.
 pub const DEVICES_MAX: usize = 4096;
 /// Attributes and capacities of a device together (`resource.k8s.io/v1`).

@@ -7,6 +7,7 @@ use unicode_general_category::{GeneralCategory, get_general_category};
 
 use crate::limit::{
     ENV_NAME_BYTES_MAX, PATH_BYTES_MAX, PROBLEM_CODE_BYTES_MAX, QUANTITY_BYTES_MAX,
+    READING_NAME_BYTES_MAX,
 };
 
 static QUANTITY: LazyLock<Regex> = LazyLock::new(|| {
@@ -92,6 +93,14 @@ pub fn is_problem_code(text: &str) -> bool {
         .bytes()
         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     !text.is_empty() && text.len() <= PROBLEM_CODE_BYTES_MAX && plain
+}
+
+/// Returns whether a text can be the name of a reading: snake case that begins with a letter, as Prometheus recommends for metrics.
+pub fn is_reading_name(text: &str) -> bool {
+    let part = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    (1..=READING_NAME_BYTES_MAX).contains(&text.len())
+        && text.starts_with(|first: char| first.is_ascii_lowercase())
+        && text.bytes().all(part)
 }
 
 /// Returns whether a text names a resource of a node that is not extended: `cpu`, `memory` and the like (Kubernetes, `status.allocatable`).

@@ -20,8 +20,8 @@ use crate::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surfa
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
-    Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed,
-    settle,
+    Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, Telemetry,
+    all_failed, settle,
 };
 use nodedock_core::hardware_keys;
 use nodedock_core::recording::{Recorder, Revision};
@@ -29,7 +29,7 @@ use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
     DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef, PreparedClaim,
-    Problem, ProblemCode, Uid,
+    Problem, ProblemCode, ReadingsReport, Uid,
 };
 
 /// Time for which a call that only reads waits for its permits, in addition to its own time.
@@ -110,7 +110,8 @@ impl WasmDriver {
         }
     }
 
-    /// Discovers the inventory, with the attributes that the host adds, then the devices' health where the driver reports it.
+    /// Discovers the inventory, with the attributes that the host adds, then the devices' health and readings where the driver reports
+    /// them. Readings that fail cost only themselves.
     pub async fn publish(&self, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
         let mut inventory = self.discover(call, trigger).await?;
         let node = Arc::clone(&self.sandbox.scope.node);
@@ -120,9 +121,21 @@ impl WasmDriver {
             Ok(inventory)
         });
         let inventory = look.await?;
+        let health = self.check_health(call).await?;
+        let read = self.read_telemetry(call).await;
         Ok(Published {
             inventory,
-            health: self.check_health(call).await?,
+            health,
+            telemetry: read.map_or_else(
+                |problem| Telemetry {
+                    readings: ReadingsReport::new(),
+                    problem: Some(problem),
+                },
+                |readings| Telemetry {
+                    readings,
+                    problem: None,
+                },
+            ),
         })
     }
 
@@ -200,6 +213,26 @@ impl WasmDriver {
         );
         let report = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
+    }
+
+    /// Reads what its devices measure; a driver without telemetry has no readings.
+    pub async fn read_telemetry(&self, call: &Call) -> Result<ReadingsReport, Problem> {
+        if self.sandbox.compiled.exports.telemetry.is_none() {
+            return Ok(ReadingsReport::new());
+        }
+        let context = self.context(call);
+        let recording = self.recording(call, || GuestRequest::Telemetry {
+            context: context.clone(),
+        });
+        let answer = self.call(
+            call,
+            Operation::Telemetry,
+            None,
+            recording,
+            guest_calls::telemetry(context),
+        );
+        let report = answer.await?.map_err(|problem| self.problem(problem))?;
+        convert::readings_report(report).map_err(|why| self.refused(why))
     }
 
     /// Checks the operator's config: it has to be JSON, match the driver's schema, and be accepted by the driver.

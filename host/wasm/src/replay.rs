@@ -312,6 +312,10 @@ impl ReplayedDriver {
                 self.call(&call, operation, tap, guest_calls::health(context))
                     .await
             }
+            GuestRequest::Telemetry { context } => {
+                self.call(&call, operation, tap, guest_calls::telemetry(context))
+                    .await
+            }
             GuestRequest::Prepare { context, claims } => {
                 self.call(&call, operation, tap, guest_calls::prepare(context, claims))
                     .await

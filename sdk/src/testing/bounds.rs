@@ -305,6 +305,20 @@ pub fn problem(problem: &crate::Problem) -> Vec<String> {
     ))
 }
 
+/// Returns the violations of the bounds in readings.
+pub fn readings(answer: &[crate::DeviceReadings]) -> Vec<String> {
+    let of_device = |device: &crate::DeviceReadings| answer::DeviceReadings {
+        pool: device.pool.clone(),
+        device: device.device.clone(),
+        readings: device
+            .readings
+            .iter()
+            .map(|reading| (reading.name.clone(), reading.value))
+            .collect(),
+    };
+    lines(answer::readings(answer.iter().map(of_device).collect()))
+}
+
 /// Returns the violations of the bounds in a health result.
 pub fn health(answer: &[crate::DeviceHealth]) -> Vec<String> {
     let health = |health: &crate::DeviceHealth| answer::Health {

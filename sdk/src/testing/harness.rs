@@ -7,8 +7,8 @@ use nodedock_model::grant::{Naming, ceiling};
 
 use super::{FakeHost, Grant, bounds};
 use crate::{
-    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver,
-    Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling, Trigger,
+    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, DeviceReadings,
+    Driver, Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling, Telemetry, Trigger,
 };
 
 /// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, keeps
@@ -411,6 +411,24 @@ impl<D: Health> Harness<D> {
     pub fn check(&self) -> Result<Vec<DeviceHealth>, Problem> {
         let answer = D::check(&self.fake.host(), &self.ctx.borrow());
         demand("answer", beyond(&answer, |health| bounds::health(health)));
+        answer
+    }
+}
+
+impl<D: Telemetry> Harness<D> {
+    /// Reads the driver's telemetry and returns the readings of the devices.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If the result exceeds the bounds.
+    #[track_caller]
+    pub fn readings(&self) -> Result<Vec<DeviceReadings>, Problem> {
+        let answer = D::read(&self.fake.host(), &self.ctx.borrow());
+        demand("answer", beyond(&answer, |readings| bounds::readings(readings)));
         answer
     }
 }

@@ -6,6 +6,7 @@ use super::bindings::nodedock::driver::{
 };
 use super::health::exports::nodedock::driver::health;
 use super::scheduling::exports::nodedock::driver::scheduling;
+use super::telemetry::exports::nodedock::driver::telemetry;
 use crate::facts::Page;
 use crate::*;
 
@@ -269,6 +270,8 @@ impl Convert<wit::UnprepareOutcome> for (String, Result<(), Problem>) {
 }
 
 // To the host: facets.
+same_fields!(DeviceReadings => telemetry::DeviceReadings: pool, device; into; all readings);
+same_fields!(Reading => telemetry::Reading: name, value; into; all);
 same_fields!(DeviceHealth => health::DeviceHealth: pool, device, message; into state; all);
 
 impl Convert<scheduling::AllocatableMapping> for AllocatableMapping {

@@ -7,12 +7,13 @@ use std::sync::Once;
 use super::bindings::exports::nodedock::driver::{discovery, identity, preparation};
 use super::bindings::nodedock::driver::{claims, common, inventory, log};
 use super::convert::{Convert, all};
-use super::{configuration, health, scheduling};
-use crate::{Configuration, Driver, Health, Host, Scheduling};
+use super::{configuration, health, scheduling, telemetry};
+use crate::{Configuration, Driver, Health, Host, Scheduling, Telemetry};
 
 use configuration::exports::nodedock::driver::configuration as configuration_exports;
 use health::exports::nodedock::driver::health as health_exports;
 use scheduling::exports::nodedock::driver::scheduling as scheduling_exports;
+use telemetry::exports::nodedock::driver::telemetry as telemetry_exports;
 
 /// Implements the traits of the bindings for a driver.
 #[derive(Debug)]
@@ -104,6 +105,16 @@ impl<D: Configuration> configuration_exports::Guest for Exported<D> {
 impl<D: Health> health_exports::Guest for Exported<D> {
     fn check(ctx: common::Context) -> Result<Vec<health_exports::DeviceHealth>, common::Problem> {
         D::check(&host(), &ctx.convert())
+            .map(all)
+            .map_err(Convert::convert)
+    }
+}
+
+impl<D: Telemetry> telemetry_exports::Guest for Exported<D> {
+    fn read(
+        ctx: common::Context,
+    ) -> Result<Vec<telemetry_exports::DeviceReadings>, common::Problem> {
+        D::read(&host(), &ctx.convert())
             .map(all)
             .map_err(Convert::convert)
     }

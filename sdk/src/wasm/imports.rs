@@ -44,6 +44,24 @@ impl Imports {
         sysfs::glob(pattern).map_err(Convert::convert)
     }
 
+    pub(crate) fn sysfs_wait_for(
+        &self,
+        pattern: &str,
+        milliseconds: u32,
+    ) -> Result<Vec<String>, Problem> {
+        sysfs::wait_for(pattern, milliseconds).map_err(Convert::convert)
+    }
+
+    pub(crate) fn device_nodes_wait_for(
+        &self,
+        pattern: &str,
+        milliseconds: u32,
+    ) -> Result<Vec<NodeInfo>, Problem> {
+        device_nodes::wait_for(pattern, milliseconds)
+            .map(all)
+            .map_err(Convert::convert)
+    }
+
     pub(crate) fn sysfs_write(&self, path: &str, value: &str) -> Result<(), Problem> {
         sysfs_write::write(path, value).map_err(Convert::convert)
     }

@@ -192,6 +192,41 @@ async fn daemon_runs_on_a_recorded_snapshot() {
 }
 
 #[tokio::test]
+async fn readings_change_without_a_new_inventory() {
+    let root = Root::new();
+    let machine = machine(&root);
+    let sensor = "hwmon/hwmon3/temp1_input";
+    machine.file(&format!("sys/devices/pci0000:00/{GPU}/{sensor}"), "65500");
+    let scene = Scene::of(root, machine.path(), "gpu", "gpu.nodedock.dev", "{}").await;
+    let daemon = &scene.daemon;
+    let shown = async || {
+        let devices = daemon.devices().await;
+        let device = devices.iter().find(|device| device.name == "0000-01-00-0");
+        let readings = &device.expect("the GPU is offered").readings;
+        readings.get("temperature_celsius").copied()
+    };
+    assert_eq!(shown().await, Some(65.5));
+    std::fs::write(scene.function(GPU).join(sensor), "70000\n").unwrap();
+    let again = v1::ReloadDriverRequest {
+        name: "gpu.nodedock.dev".into(),
+    };
+    daemon.client().reload_driver(again).await.unwrap();
+    assert_eq!(shown().await, Some(70.0));
+    assert!(!daemon.log().contains("devices changed"), "{}", daemon.log());
+    let metrics = daemon.admin("GET", "/metrics").await.body;
+    let series = metrics
+        .lines()
+        .find(|line| line.starts_with("nodedock_device_reading{"));
+    let series = series.expect("it is a metric");
+    assert!(
+        series.contains("reading=\"temperature_celsius\"") && series.ends_with("} 70.0"),
+        "{series}"
+    );
+    let listed = daemon.cli(&["get", "devices", "-o", "wide"]).await.stdout;
+    assert!(listed.contains("temperature_celsius=70"), "{listed}");
+}
+
+#[tokio::test]
 async fn invalid_snapshot_stops_the_start() {
     let root = Root::new();
     let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);

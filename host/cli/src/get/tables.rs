@@ -63,6 +63,7 @@ impl Row for v1::Device {
             )
         }),
         ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
+        ("READINGS", |device| joined(describe::readings(device))),
     ];
     const NARROW: usize = 8;
 }

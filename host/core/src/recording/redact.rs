@@ -431,8 +431,8 @@ mod tests {
 
     /// Host functions without a rule of their own: a redaction leaves out only their values in [`FIELDS`].
     const PLAIN_FUNCTIONS: &str = "
-        sysfs.read sysfs.read-bytes sysfs.read-dir sysfs.read-link sysfs.glob sysfs-write.write host-files.stat host-files.glob
-        pci-driver.bind pci-driver.restore device-nodes.glob device-nodes.stat net-interfaces.all net-interfaces.get prepared-claims.all
+        sysfs.read sysfs.read-bytes sysfs.read-dir sysfs.read-link sysfs.glob sysfs.wait-for sysfs-write.write host-files.stat host-files.glob
+        pci-driver.bind pci-driver.restore device-nodes.glob device-nodes.wait-for device-nodes.stat net-interfaces.all net-interfaces.get prepared-claims.all
         prepared-claims.using-device prepared-claims.get
     ";
 

@@ -45,6 +45,11 @@ impl Collector for Node {
         out.gauges(families::DRIVERS, driver_states(&views))?;
         let drivers = Drivers::of(admin);
         drivers.encode(&mut out)?;
+        let readings = readings(admin);
+        let readings = readings.iter().map(|(labels, value)| {
+            (labels.each_ref().map(String::as_str), ConstGauge::new(*value))
+        });
+        out.samples(families::READINGS, readings)?;
         encode_node(admin, &mut out)?;
         let commits = admin.checkpoint.metrics();
         let outcomes = [
@@ -272,6 +277,24 @@ impl Drivers {
                     .map(move |operation| (name, stats, *operation))
             })
     }
+}
+
+/// The readings of the devices that drivers have now: driver, pool, device, reading.
+fn readings(admin: &Admin) -> Vec<([String; 4], f64)> {
+    let mut all = Vec::new();
+    for (driver, published) in admin.registry.instances.published() {
+        for ((pool, device), readings) in &published.telemetry.readings {
+            if published.inventory.device(pool, device).is_none() {
+                continue;
+            }
+            let pool = admin.pools.published(&driver, pool).to_string();
+            all.extend(readings.iter().map(|(name, value)| {
+                let labels = [driver.to_string(), pool.clone(), device.to_string(), name.clone()];
+                (labels, *value)
+            }));
+        }
+    }
+    all
 }
 
 fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {

@@ -42,6 +42,7 @@ families! {
     LOG_DROPPED = Counter "nodedock_driver_log_lines_dropped" ["driver"] "Log lines dropped by the rate limit";
     HOST_BYTES = Counter "nodedock_driver_host_bytes" ["driver"] "Bytes returned to the driver by host functions";
     HOST_OPERATIONS = Counter "nodedock_driver_host_operations" ["driver"] "Host function calls of the driver";
+    READINGS = Gauge "nodedock_device_reading" ["driver", "pool", "device", "reading"] "Value that a WASM driver measured of a device at its last discovery; the reading is named by what it is and its unit";
     CLAIMS = Gauge "nodedock_claims" ["state"] "Claims in the checkpoint by state";
     PODS = Gauge "nodedock_pods" [] "Pods with claims or extended resources, including those of a kubelet";
     CONDITIONS = Gauge "nodedock_conditions" ["code"] "Current conditions of the node by problem code";

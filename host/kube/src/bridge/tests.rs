@@ -99,6 +99,7 @@ fn published<'a>(
             pools: [(name, pool)].into(),
         },
         health,
+        ..Published::default()
     }
 }
 

@@ -449,6 +449,50 @@ fn health_is_of_devices_and_bounded() {
 }
 
 #[test]
+fn readings_are_named_finite_and_bounded() {
+    let of = |device: &str, readings: &[(&str, f64)]| DeviceReadings {
+        pool: "pool".into(),
+        device: device.into(),
+        readings: readings
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), *value))
+            .collect(),
+    };
+    let good = readings(vec![
+        of("a", &[("temperature_celsius", 65.5), ("errors", 0.0)]),
+        of("b", &[]),
+    ]);
+    let good = good.unwrap();
+    let keys: Vec<_> = good.values().map(|readings| readings.len()).collect();
+    assert_eq!(keys, [2, 0]);
+    let many: Vec<String> = (0..33).map(|n| format!("r{n}")).collect();
+    let many: Vec<_> = many.iter().map(|name| (name.as_str(), 0.0)).collect();
+    let devices: Vec<String> = (0..129).map(|n| format!("d{n}")).collect();
+    for (bad, expected) in [
+        (vec![of("a", &[("Temperature", 1.0)])], "snake case"),
+        (vec![of("a", &[("1st", 1.0)])], "snake case"),
+        (vec![of("a", &[("", 1.0)])], "snake case"),
+        (vec![of("a", &[(&"x".repeat(65), 1.0)])], "snake case"),
+        (vec![of("a", &[("power_watts", f64::NAN)])], "is not finite"),
+        (
+            vec![of("a", &[("power_watts", f64::INFINITY)])],
+            "devices[0].readings[0].value",
+        ),
+        (vec![of("a", &[("x", 1.0), ("x", 2.0)])], "\"x\" occurs twice"),
+        (vec![of("a", &[]), of("a", &[])], "\"pool/a\" occurs twice"),
+        (vec![of("A", &[])], "device name"),
+        (vec![of("a", &many)], "33"),
+        (
+            devices.iter().map(|device| of(device, &many[..32])).collect(),
+            "4128",
+        ),
+    ] {
+        let text = readings(bad).unwrap_err().to_string();
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
 fn descriptions_have_names_and_versions() {
     let capabilities = crate::grant::Capabilities::default();
     let check = |name: &str, version: &str| {

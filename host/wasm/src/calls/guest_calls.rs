@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::bindings::exports::nodedock::driver::scheduling::Additions;
 use crate::bindings::types::{
-    Claim, ClaimRecord, Context, DeviceHealth, Inventory, PrepareOutcome, Problem, UnprepareOutcome,
+    Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, Inventory, PrepareOutcome, Problem,
+    UnprepareOutcome,
 };
 use crate::calls::sandbox::GuestCall;
 use crate::host_functions::tap::Tap;
@@ -30,6 +31,9 @@ pub(crate) enum GuestRequest {
     Health {
         context: Context,
     },
+    Telemetry {
+        context: Context,
+    },
     Prepare {
         context: Context,
         claims: Vec<Claim>,
@@ -45,6 +49,7 @@ impl GuestRequest {
         match self {
             Self::Discover { .. } => Operation::Discover,
             Self::Health { .. } => Operation::Health,
+            Self::Telemetry { .. } => Operation::Telemetry,
             Self::Prepare { .. } => Operation::Prepare,
             Self::Unprepare { .. } => Operation::Unprepare,
         }
@@ -55,6 +60,7 @@ impl GuestRequest {
         match self {
             Self::Discover { context, .. }
             | Self::Health { context }
+            | Self::Telemetry { context }
             | Self::Prepare { context, .. }
             | Self::Unprepare { context, .. } => context,
         }
@@ -93,6 +99,22 @@ pub(crate) fn health(context: Context) -> impl GuestCall<Result<Vec<DeviceHealth
             health
                 .load(&mut *store, instance)?
                 .call_check(store, &context)
+                .await
+        })
+    })
+}
+
+pub(crate) fn telemetry(
+    context: Context,
+) -> impl GuestCall<Result<Vec<DeviceReadings>, Problem>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let Some(telemetry) = &exports.telemetry else {
+                return Ok(Ok(Vec::new()));
+            };
+            telemetry
+                .load(&mut *store, instance)?
+                .call_read(store, &context)
                 .await
         })
     })

@@ -1,10 +1,10 @@
-//! Inventories and health.
+//! Inventories, health and readings.
 
 use super::{Checked, labels};
 use crate::bindings::types as guest;
 use nodedock_model::{
     Capacity, CapacityChoice, CapacityPolicy, DeviceHealth, DriverName, HealthReport, HealthState,
-    Inventory, Taint, TaintEffect, UnparsedValue, answer,
+    Inventory, ReadingsReport, Taint, TaintEffect, UnparsedValue, answer,
 };
 
 pub(in super::super) fn inventory(
@@ -113,4 +113,21 @@ pub(in super::super) fn health_report(report: Vec<guest::DeviceHealth>) -> Check
         },
     };
     Ok(answer::health(report.into_iter().map(health).collect())?)
+}
+
+pub(in super::super) fn readings_report(
+    report: Vec<guest::DeviceReadings>,
+) -> Checked<ReadingsReport> {
+    let of_device = |device: guest::DeviceReadings| answer::DeviceReadings {
+        pool: device.pool,
+        device: device.device,
+        readings: device
+            .readings
+            .into_iter()
+            .map(|reading| (reading.name, reading.value))
+            .collect(),
+    };
+    Ok(answer::readings(
+        report.into_iter().map(of_device).collect(),
+    )?)
 }

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::bindings::nodedock::driver::{
     claims, common, container_edits, device_nodes, host_files as files, inventory, log,
@@ -27,6 +30,10 @@ use nodedock_model::{DriverClaim, DriverClaimRecord, Problem, ProblemCode, Uid};
 /// Claims of a page, and approximate bytes of it.
 const PAGE_CLAIMS_MAX: usize = 256;
 const PAGE_BYTES_MAX: usize = 1 << 20;
+
+/// Pauses between two looks for something that the kernel makes, each twice as long as the one before.
+const WAIT_PAUSE_MIN: Duration = Duration::from_millis(1);
+const WAIT_PAUSE_MAX: Duration = Duration::from_millis(32);
 
 impl Scope {
     /// Reads from the node in a thread of its own, with a time limit.
@@ -272,6 +279,44 @@ impl sysfs::Host for CallState {
         paths.retain(|path| self.scope.effective.allows_sysfs_read(path));
         Ok(paths)
     }
+
+    async fn wait_for(&mut self, glob: String, milliseconds: u32) -> Result<Vec<String>, Problem> {
+        let mut wait = Wait::new(milliseconds);
+        loop {
+            // What the call saw before is no longer the state of the node.
+            self.seen.clear();
+            let paths = sysfs::Host::glob(self, glob.clone()).await?;
+            if !paths.is_empty() || !wait.again().await {
+                return Ok(paths);
+            }
+        }
+    }
+}
+
+/// A wait for something that the kernel makes.
+struct Wait {
+    end: Instant,
+    pause: Duration,
+}
+
+impl Wait {
+    fn new(milliseconds: u32) -> Self {
+        Self {
+            end: Instant::now() + Duration::from_millis(milliseconds.into()),
+            pause: WAIT_PAUSE_MIN,
+        }
+    }
+
+    /// Pauses before another look. False: the time is over.
+    async fn again(&mut self) -> bool {
+        let now = Instant::now();
+        if now >= self.end {
+            return false;
+        }
+        tokio::time::sleep_until((now + self.pause).min(self.end)).await;
+        self.pause = (self.pause * 2).min(WAIT_PAUSE_MAX);
+        true
+    }
 }
 
 impl device_nodes::Host for CallState {
@@ -305,6 +350,20 @@ impl device_nodes::Host for CallState {
                 .sum(),
         )?;
         Ok(nodes.into_iter().map(|node| node.info).collect())
+    }
+
+    async fn wait_for(
+        &mut self,
+        glob: String,
+        milliseconds: u32,
+    ) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
+        let mut wait = Wait::new(milliseconds);
+        loop {
+            let nodes = device_nodes::Host::glob(self, glob.clone()).await?;
+            if !nodes.is_empty() || !wait.again().await {
+                return Ok(nodes);
+            }
+        }
     }
 
     async fn stat(&mut self, path: String) -> Result<device_nodes::NodeInfo, Problem> {

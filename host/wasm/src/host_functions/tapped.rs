@@ -147,6 +147,15 @@ impl sysfs::Host for Tapped<'_> {
     async fn glob(&mut self, glob: String) -> Result<Vec<String>, Problem> {
         tapped!(self, "sysfs.glob", [glob], sysfs::Host::glob(self.0, glob))
     }
+
+    async fn wait_for(&mut self, glob: String, milliseconds: u32) -> Result<Vec<String>, Problem> {
+        tapped!(
+            self,
+            "sysfs.wait-for",
+            [glob, milliseconds],
+            sysfs::Host::wait_for(self.0, glob, milliseconds)
+        )
+    }
 }
 
 impl sysfs_write::Host for Tapped<'_> {
@@ -216,6 +225,19 @@ impl device_nodes::Host for Tapped<'_> {
             "device-nodes.glob",
             [glob],
             device_nodes::Host::glob(self.0, glob)
+        )
+    }
+
+    async fn wait_for(
+        &mut self,
+        glob: String,
+        milliseconds: u32,
+    ) -> Result<Vec<device_nodes::NodeInfo>, Problem> {
+        tapped!(
+            self,
+            "device-nodes.wait-for",
+            [glob, milliseconds],
+            device_nodes::Host::wait_for(self.0, glob, milliseconds)
         )
     }
 

@@ -36,6 +36,7 @@ pub(crate) struct Exports {
     pub(crate) configuration: Option<exports::configuration::GuestIndices>,
     pub(crate) health: Option<exports::health::GuestIndices>,
     pub(crate) scheduling: Option<exports::scheduling::GuestIndices>,
+    pub(crate) telemetry: Option<exports::telemetry::GuestIndices>,
 }
 
 impl Exports {
@@ -50,6 +51,9 @@ impl Exports {
         let scheduling = facets
             .contains(&"scheduling")
             .then(|| exports::scheduling::GuestIndices::new(pre));
+        let telemetry = facets
+            .contains(&"telemetry")
+            .then(|| exports::telemetry::GuestIndices::new(pre));
         Ok(Self {
             identity: exports::identity::GuestIndices::new(pre)?,
             discovery: exports::discovery::GuestIndices::new(pre)?,
@@ -57,6 +61,7 @@ impl Exports {
             configuration: configuration.transpose()?,
             health: health.transpose()?,
             scheduling: scheduling.transpose()?,
+            telemetry: telemetry.transpose()?,
         })
     }
 
@@ -74,6 +79,10 @@ impl Exports {
             .map(|facet| facet.load(&mut *store, instance))
             .transpose()?;
         self.scheduling
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.telemetry
             .as_ref()
             .map(|facet| facet.load(&mut *store, instance))
             .transpose()?;

@@ -221,21 +221,29 @@ impl InventoryPoller {
 
     fn publish(&self, found: Published, duration_us: u64) {
         let devices = found.inventory.device_count();
+        let problem = found.telemetry.problem.clone();
         let changed = self.published.send_if_modified(|known| {
-            let changed = **known != found;
-            if changed {
-                *known = Arc::new(found);
-            }
+            let changed = known.differs(&found);
+            *known = Arc::new(found);
             changed
         });
+        let mut is_new_problem = false;
         self.show(|view| {
             view.discovered_ms = Some(now_ms());
-            view.problem = None;
+            is_new_problem = problem.as_ref().is_some_and(|problem| !is_known(view, problem));
+            view.problem.clone_from(&problem);
+            if is_new_problem {
+                view.note("telemetry failed", "discovery", duration_us, problem.clone());
+            }
             if changed {
                 view.devices = devices;
                 view.note("devices changed", "discovery", duration_us, None);
             }
         });
+        if let Some(problem) = problem.filter(|_| is_new_problem) {
+            let driver = &self.driver.info().name;
+            tracing::warn!(%driver, code = problem.code, %problem, "telemetry failed, the devices have no readings");
+        }
         if changed {
             self.registry
                 .sources
@@ -248,10 +256,7 @@ impl InventoryPoller {
     fn report_failure(&self, call: &Call, problem: Problem, duration_us: u64) {
         let mut first = false;
         self.show(|view| {
-            first = view
-                .problem
-                .as_ref()
-                .is_none_or(|known| known.code != problem.code);
+            first = !is_known(view, &problem);
             if first {
                 view.note(
                     "discovery failed",
@@ -267,6 +272,13 @@ impl InventoryPoller {
             tracing::warn!(%driver, %request, code = problem.code, %problem, "discovery failed, the devices stay as they were");
         }
     }
+}
+
+/// Returns whether a problem is shown already.
+fn is_known(view: &DriverView, problem: &Problem) -> bool {
+    view.problem
+        .as_ref()
+        .is_some_and(|known| known.code == problem.code)
 }
 
 /// Returns when the driver may be probed; never while a call probes it, or without a quarantine.

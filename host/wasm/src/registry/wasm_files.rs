@@ -446,6 +446,7 @@ impl Worker {
             name: reserved,
         } = ready;
         let devices = found.inventory.device_count();
+        let telemetry_problem = found.telemetry.problem.clone();
         let (published, inventory) = watch::channel(Arc::new(found));
         let of_serving = inventory.clone();
         let identity = Arc::new(identity(&driver, &self.source));
@@ -491,7 +492,7 @@ impl Worker {
             view.reason = String::new();
             view.devices = devices;
             view.discovered_ms = Some(nodedock_base::clock::now_ms());
-            view.problem = None;
+            view.problem.clone_from(&telemetry_problem);
             view.note("serving", cause, duration_us, None);
         });
         self.show_verdict(&verdict);

@@ -139,3 +139,44 @@ async fn sysfs_reads_are_granted_and_stable() {
         "no-such-path"
     );
 }
+
+/// Waits for `/sys/a` this long in a discovery, and traps if it does not come.
+fn waiting(milliseconds: u32) -> Guest {
+    let discover = format!(
+        "(call $wait (i32.const 300) (i32.const 1) (i32.const {milliseconds}) (i32.const 8192))
+         (if (i32.load8_u (i32.const 8192)) (then (return (i32.const 8192))))
+         (if (i32.eqz (i32.load (i32.const 8200))) (then unreachable))
+         i32.const 12000"
+    );
+    Guest {
+        imports: "(import \"nodedock:driver/sysfs@0.2.0\" \"wait-for\" (func $wait (param i32 i32 i32 i32)))".into(),
+        extra: "(data (i32.const 300) \"a\")".into(),
+        discover,
+        sysfs_read: Some("a"),
+        ..Guest::default()
+    }
+}
+
+#[tokio::test]
+async fn wait_ends_when_the_path_appears() {
+    let stage = Stage::new();
+    let path = stage.directory.path().join("sys/a");
+    let load = async |milliseconds| {
+        let module = waiting(milliseconds).module();
+        stage.try_load(module, "sysfsRead: [a]").await.unwrap()
+    };
+    let patient = load(60_000).await;
+    let call = a_call();
+    let mut discovery = std::pin::pin!(patient.discover(&call, Trigger::Load));
+    assert!(futures::poll!(&mut discovery).is_pending());
+    std::fs::write(&path, "7\n").unwrap();
+    assert_eq!(discovery.await.unwrap().device_count(), 0);
+    let hurried = load(0).await;
+    hurried.discover(&call, Trigger::Load).await.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let trapped = hurried.discover(&call, Trigger::Load).await.unwrap_err();
+    assert_eq!(trapped.code, "driver-trapped");
+    let denied = stage.load(&waiting(0)).await;
+    let denied = denied.discover(&call, Trigger::Load).await.unwrap_err();
+    assert_eq!(denied.code, "not-granted");
+}

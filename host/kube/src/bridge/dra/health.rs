@@ -161,7 +161,9 @@ impl HealthWatch {
 /// The health of every device in the inventory; one of which nothing was reported is unknown. Pools have the names that claims have; one
 /// whose name would be too long is in no slice, and so not in the list. None: the driver reports no health.
 fn published(published: &Published, names: &PoolNames) -> Option<HealthReport> {
-    let Published { inventory, health } = published;
+    let Published {
+        inventory, health, ..
+    } = published;
     if health.is_empty() {
         return None;
     }
@@ -220,6 +222,7 @@ mod tests {
         let reported = Published {
             inventory: inventory(&["a", "b"]),
             health,
+            ..Published::default()
         };
         let names = PoolNames {
             node: nodedock_model::ObjectName::new("node-1").unwrap(),
@@ -232,7 +235,7 @@ mod tests {
         for devices in [&[][..], &["a"]] {
             let silent = Published {
                 inventory: inventory(devices),
-                health: HealthReport::new(),
+                ..Published::default()
             };
             assert_eq!(
                 published(&silent, &names),
