@@ -212,7 +212,9 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Re
         .filter(|case| is_wanted(case, &list, &options.only))
     {
         while running.len() >= options.jobs() || !report.has_all(&case.after) {
-            let Some(result) = running.next().await else { break };
+            let Some(result) = running.next().await else {
+                break;
+            };
             report.add(result?, &mut progress);
         }
         let run = code.get(case.id.as_str()).context("a case without code")?;

@@ -1,8 +1,8 @@
 //! The traits that a driver implements.
 
 use crate::{
-    Additions, Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, DriverInfo, Host, Inventory,
-    Prepared, Problem, Trigger,
+    Additions, Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, DriverInfo, Host,
+    Inventory, Prepared, Problem, Trigger,
 };
 
 /// Outcomes of a batch by UID of the claim, in any order.

@@ -100,9 +100,9 @@ pub mod pci;
 mod prepared;
 mod problem;
 mod scheduling;
+mod telemetry;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
-mod telemetry;
 mod text;
 #[cfg(any(target_family = "wasm", test))]
 #[doc(hidden)]

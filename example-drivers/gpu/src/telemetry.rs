@@ -35,10 +35,17 @@ pub(crate) fn files() -> impl Iterator<Item = &'static str> {
 }
 
 /// Reads the sensors of a GPU. A card that the kernel has powered down refuses to be read: it has no readings until it is awake.
-pub(crate) fn read(host: &Host, pool: &str, function: &Function) -> Result<DeviceReadings, Problem> {
+pub(crate) fn read(
+    host: &Host,
+    pool: &str,
+    function: &Function,
+) -> Result<DeviceReadings, Problem> {
     let mut device = DeviceReadings::new(pool, function.address.label());
     for source in &SOURCES {
-        let has_reading = device.readings.iter().any(|known| known.name == source.reading);
+        let has_reading = device
+            .readings
+            .iter()
+            .any(|known| known.name == source.reading);
         let Some(value) = value(host, function, source)?.filter(|_| !has_reading) else {
             continue;
         };

@@ -329,7 +329,10 @@ async fn check_discovery(driver: &WasmDriver, findings: &mut Findings) {
             return findings.add(Lint::DiscoveryFailed, format!("health: {}", text(&problem)));
         }
         if let Err(problem) = driver.read_telemetry(&driver.look_call()).await {
-            return findings.add(Lint::DiscoveryFailed, format!("telemetry: {}", text(&problem)));
+            return findings.add(
+                Lint::DiscoveryFailed,
+                format!("telemetry: {}", text(&problem)),
+            );
         }
     }
     if let [first, second] = found.as_slice() {

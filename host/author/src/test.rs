@@ -112,7 +112,8 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
         return Err(problem).with_context(|| format!("{name} does not read its telemetry"));
     }
     let readings = telemetry.readings.into_iter();
-    let readings = readings.map(|((pool, device), readings)| (format!("{pool}/{device}"), readings));
+    let readings =
+        readings.map(|((pool, device), readings)| (format!("{pool}/{device}"), readings));
     let missing = driver.missing_resources(&inventory);
     anyhow::ensure!(
         missing.is_empty(),

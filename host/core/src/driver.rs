@@ -22,7 +22,8 @@ use tokio::sync::watch;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ExtendedResource,
-    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, ReadingsReport, Uid,
+    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, ReadingsReport,
+    Uid,
 };
 
 /// Identity of a driver, constant over its life.

@@ -7,8 +7,9 @@ use nodedock_model::grant::{Naming, ceiling};
 
 use super::{FakeHost, Grant, bounds};
 use crate::{
-    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, DeviceReadings,
-    Driver, Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling, Telemetry, Trigger,
+    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode,
+    DeviceReadings, Driver, Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling,
+    Telemetry, Trigger,
 };
 
 /// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, keeps
@@ -428,7 +429,10 @@ impl<D: Telemetry> Harness<D> {
     #[track_caller]
     pub fn readings(&self) -> Result<Vec<DeviceReadings>, Problem> {
         let answer = D::read(&self.fake.host(), &self.ctx.borrow());
-        demand("answer", beyond(&answer, |readings| bounds::readings(readings)));
+        demand(
+            "answer",
+            beyond(&answer, |readings| bounds::readings(readings)),
+        );
         answer
     }
 }

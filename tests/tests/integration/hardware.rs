@@ -212,7 +212,11 @@ async fn readings_change_without_a_new_inventory() {
     };
     daemon.client().reload_driver(again).await.unwrap();
     assert_eq!(shown().await, Some(70.0));
-    assert!(!daemon.log().contains("devices changed"), "{}", daemon.log());
+    assert!(
+        !daemon.log().contains("devices changed"),
+        "{}",
+        daemon.log()
+    );
     let metrics = daemon.admin("GET", "/metrics").await.body;
     let series = metrics
         .lines()

@@ -60,6 +60,7 @@ impl Material {
         Ok(Published {
             inventory,
             health: health.collect(),
+            ..Published::default()
         })
     }
 }

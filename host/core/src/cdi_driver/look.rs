@@ -115,7 +115,11 @@ pub(super) fn look(
     hardware_keys::add(&parts.hardware, &parts.sysfs, &mut inventory)?;
     Ok(Looked {
         devices: found,
-        published: Published { inventory, health },
+        published: Published {
+            inventory,
+            health,
+            ..Published::default()
+        },
         problems,
     })
 }

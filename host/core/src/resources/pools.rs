@@ -148,6 +148,7 @@ mod tests {
         let published = Published {
             inventory: Inventory { pools },
             health: health.into(),
+            ..Published::default()
         };
         let offers = offers(&[(driver("gpu"), Arc::new(published))]);
         let devices = &offers[&(resource("gpu"), driver("gpu"))];

@@ -47,7 +47,10 @@ impl Collector for Node {
         drivers.encode(&mut out)?;
         let readings = readings(admin);
         let readings = readings.iter().map(|(labels, value)| {
-            (labels.each_ref().map(String::as_str), ConstGauge::new(*value))
+            (
+                labels.each_ref().map(String::as_str),
+                ConstGauge::new(*value),
+            )
         });
         out.samples(families::READINGS, readings)?;
         encode_node(admin, &mut out)?;
@@ -287,9 +290,13 @@ fn readings(admin: &Admin) -> Vec<([String; 4], f64)> {
             if published.inventory.device(pool, device).is_none() {
                 continue;
             }
-            let pool = admin.pools.published(&driver, pool).to_string();
             all.extend(readings.iter().map(|(name, value)| {
-                let labels = [driver.to_string(), pool.clone(), device.to_string(), name.clone()];
+                let labels = [
+                    driver.to_string(),
+                    pool.to_string(),
+                    device.to_string(),
+                    name.clone(),
+                ];
                 (labels, *value)
             }));
         }

@@ -42,7 +42,9 @@ fn of_device(findings: &mut Findings, readings: Vec<(String, f64)>) -> Readings 
         DEVICE_READINGS_MAX,
         |at, (name, value)| {
             let rule = "is not at most 64 bytes of snake case that begin with a letter";
-            at.field(Field::Name, |at| at.require(is_reading_name(name), name, rule));
+            at.field(Field::Name, |at| {
+                at.require(is_reading_name(name), name, rule)
+            });
             at.field(Field::Value, |at| {
                 at.require(value.is_finite(), &value.to_string(), "is not finite");
             });

@@ -478,12 +478,18 @@ fn readings_are_named_finite_and_bounded() {
             vec![of("a", &[("power_watts", f64::INFINITY)])],
             "devices[0].readings[0].value",
         ),
-        (vec![of("a", &[("x", 1.0), ("x", 2.0)])], "\"x\" occurs twice"),
+        (
+            vec![of("a", &[("x", 1.0), ("x", 2.0)])],
+            "\"x\" occurs twice",
+        ),
         (vec![of("a", &[]), of("a", &[])], "\"pool/a\" occurs twice"),
         (vec![of("A", &[])], "device name"),
         (vec![of("a", &many)], "33"),
         (
-            devices.iter().map(|device| of(device, &many[..32])).collect(),
+            devices
+                .iter()
+                .map(|device| of(device, &many[..32]))
+                .collect(),
             "4128",
         ),
     ] {

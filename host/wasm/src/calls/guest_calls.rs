@@ -104,9 +104,7 @@ pub(crate) fn health(context: Context) -> impl GuestCall<Result<Vec<DeviceHealth
     })
 }
 
-pub(crate) fn telemetry(
-    context: Context,
-) -> impl GuestCall<Result<Vec<DeviceReadings>, Problem>> {
+pub(crate) fn telemetry(context: Context) -> impl GuestCall<Result<Vec<DeviceReadings>, Problem>> {
     guest(move |store, instance, exports| {
         Box::pin(async move {
             let Some(telemetry) = &exports.telemetry else {

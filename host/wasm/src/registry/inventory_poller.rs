@@ -230,10 +230,17 @@ impl InventoryPoller {
         let mut is_new_problem = false;
         self.show(|view| {
             view.discovered_ms = Some(now_ms());
-            is_new_problem = problem.as_ref().is_some_and(|problem| !is_known(view, problem));
+            is_new_problem = problem
+                .as_ref()
+                .is_some_and(|problem| !is_known(view, problem));
             view.problem.clone_from(&problem);
             if is_new_problem {
-                view.note("telemetry failed", "discovery", duration_us, problem.clone());
+                view.note(
+                    "telemetry failed",
+                    "discovery",
+                    duration_us,
+                    problem.clone(),
+                );
             }
             if changed {
                 view.devices = devices;
