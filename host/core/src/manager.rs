@@ -33,6 +33,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::MetadataSettings;
 use crate::driver::NodeFacts;
 use crate::hardware::Hardware;
+use crate::records::values::LeftValues;
 use crate::records::{RecordStore, RecordedValues, SharedClaimTable};
 use crate::registry::Registry;
 use claims::calls::DriverCalls;
@@ -112,6 +113,8 @@ pub struct Manager {
     /// Requests of pods.
     pub pods: Arc<Pods>,
     pub claim_metrics: Arc<ClaimMetrics>,
+    /// Values below `/sys` that drivers left behind.
+    pub left_values: LeftValues,
     driver_changes: Arc<DriverChanges>,
     unfinished: Arc<Unfinished>,
     checkpoint: Checkpoint,
@@ -135,6 +138,7 @@ impl Manager {
             tasks,
         } = parts;
         let metrics = Arc::new(ClaimMetrics::default());
+        let left_values = values.left.clone();
         let records = Arc::new(RecordStore::new(claims, values.clone(), changes.clone()));
         let files = Arc::new(SpecFiles::new(
             records.clone(),
@@ -253,6 +257,7 @@ impl Manager {
             choices,
             pods,
             claim_metrics: metrics,
+            left_values,
             driver_changes,
             unfinished,
             checkpoint,
