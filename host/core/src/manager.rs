@@ -39,6 +39,7 @@ use crate::registry::Registry;
 use claims::calls::DriverCalls;
 use claims::driver_changes::DriverChanges;
 use claims::files::FileSettings;
+use claims::gone_devices::GoneDevices;
 use claims::handles::Handles;
 use claims::prepare::Prepares;
 use claims::source::ClaimSource;
@@ -115,6 +116,8 @@ pub struct Manager {
     pub claim_metrics: Arc<ClaimMetrics>,
     /// Values below `/sys` that drivers left behind.
     pub left_values: LeftValues,
+    /// Devices of prepared claims that their drivers do not have any more.
+    pub gone_devices: GoneDevices,
     driver_changes: Arc<DriverChanges>,
     unfinished: Arc<Unfinished>,
     checkpoint: Checkpoint,
@@ -158,9 +161,11 @@ impl Manager {
             registry.clone(),
             settings.hardware.clone(),
         ));
+        let gone_devices = GoneDevices::default();
         let driver_changes = Arc::new(DriverChanges::new(
             records.clone(),
             registry.clone(),
+            gone_devices.clone(),
             conditions.clone(),
             changes.clone(),
             tasks.clone(),
@@ -258,6 +263,7 @@ impl Manager {
             pods,
             claim_metrics: metrics,
             left_values,
+            gone_devices,
             driver_changes,
             unfinished,
             checkpoint,
