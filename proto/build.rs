@@ -96,6 +96,7 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
         "rename = \"lastAt\", serialize_with = \"crate::json::time\"",
     ),
     ("ClaimDriver.digest", "skip"),
+    ("ClaimDriver.gone_devices", NO_EMPTY_LIST),
     ("ClaimDriver.problem", NO_RETRY),
     ("ClaimOutcome.id", "flatten"),
     (
@@ -176,6 +177,7 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
 
 /// Fields that are printed elsewhere than where they are declared: message, field, and the field before which it is printed.
 const MOVED_FIELDS: &[(&str, &str, &str)] = &[
+    ("ClaimDriver", "gone_devices", "cdi_devices"),
     ("ClaimDriver", "version", "devices"),
     ("Consumer", "api_group", "resource"),
     ("PodStatus", "state", "claims"),

@@ -67,6 +67,7 @@ pub(crate) struct Facts {
     names_cdi: bool,
     names_state: bool,
     names_instance: bool,
+    is_in_daemon: bool,
     /// Why nothing registered, and what was exchanged.
     pub(crate) failure: Option<(String, Vec<String>)>,
 }
@@ -84,6 +85,7 @@ impl Facts {
             facts.names_cdi = program.names("cdi") || program.names("root");
             facts.names_state = program.names("state");
             facts.names_instance = program.names("instance");
+            facts.is_in_daemon = program.metrics.is_some();
         }
         if let Err(error) = facts.look(node).await {
             facts.failure = Some((format!("{error:#}"), node.messages()));
@@ -165,6 +167,7 @@ impl Facts {
                 self.is_dra && self.names_instance,
                 "its command does not name {instance}",
             ),
+            "daemon" => (self.is_in_daemon, "no daemon runs it"),
             "slices" => (self.publishes, "it publishes no ResourceSlices"),
             "health" => (
                 self.services

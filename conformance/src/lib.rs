@@ -8,6 +8,7 @@ mod cases;
 mod device_plugin;
 mod files;
 mod list;
+mod metrics;
 mod mounts;
 mod process;
 mod published;
@@ -63,6 +64,8 @@ pub struct Program {
     pub health_may_be_silent: bool,
     /// Directories and files below the root that each case gets from the one before, such as a cache of compiled code and its key.
     pub kept: Vec<PathBuf>,
+    /// It is a daemon that runs the driver: the path below the root of the socket on which it serves its metrics.
+    pub metrics: Option<PathBuf>,
     /// Files to be there before it starts: the path below the root, and the content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }

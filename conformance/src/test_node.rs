@@ -19,6 +19,7 @@ use tonic::transport::Channel;
 
 use crate::device_plugin::{AT_ONCE, Registrations};
 use crate::files::{self, empty, sockets};
+use crate::metrics;
 use crate::mounts;
 use crate::process::{self, Output, Process};
 use crate::published::{DeviceId, devices, is_complete};
@@ -607,6 +608,16 @@ impl TestNode {
         self.api.deallocate_claim(&claim.namespace, &claim.name);
         self.api
             .delete("resourceclaims", &claim.namespace, &claim.name);
+    }
+
+    /// Returns the sum of a metric's samples of the daemon that runs the driver.
+    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
+        let socket = self
+            .program()?
+            .metrics
+            .as_ref()
+            .context("the program serves no metrics")?;
+        metrics::sum(&self.directories.root().join(socket), name).await
     }
 
     /// Returns the paths below the root that the program keeps for the next case.

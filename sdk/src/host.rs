@@ -437,16 +437,18 @@ impl NetInterfaces<'_> {
 /// };
 /// fake.claim(record);
 /// let host = fake.host();
+/// let mut claims = host.prepared_claims().all();
+/// assert!(claims.all(|record| record.prepared));
 /// assert!(host.prepared_claims().using("gpus", "gpu-0").all(|record| record.prepared));
 /// assert!(host.prepared_claims().get("uid-2").is_none());
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct PreparedClaims<'a>(&'a Backend);
 
-impl PreparedClaims<'_> {
+impl<'a> PreparedClaims<'a> {
     /// Returns all of them, sorted by UID, page by page.
-    pub fn all(&self) -> impl Iterator<Item = ClaimRecord> + '_ {
-        pages(|after| self.0.prepared_claims_all(after))
+    pub fn all(self) -> impl Iterator<Item = ClaimRecord> + use<'a> {
+        pages(move |after| self.0.prepared_claims_all(after))
     }
 
     /// Returns the claim with this UID.
@@ -456,11 +458,11 @@ impl PreparedClaims<'_> {
 
     /// Returns the claims that use this device, sorted by UID, including claims with admin access to it. The cost is proportional to
     /// the claims of the device; the cost of `all` is proportional to all claims.
-    pub fn using<'a>(
-        &'a self,
-        pool: &'a str,
-        device: &'a str,
-    ) -> impl Iterator<Item = ClaimRecord> + 'a {
+    pub fn using<'b>(
+        self,
+        pool: &'b str,
+        device: &'b str,
+    ) -> impl Iterator<Item = ClaimRecord> + use<'a, 'b> {
         pages(move |after| self.0.prepared_claims_using_device(pool, device, after))
     }
 }

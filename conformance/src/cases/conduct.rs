@@ -25,6 +25,7 @@ level! {
     "conduct.quiet" => quiet,
     "conduct.memory" => memory,
     "conduct.descriptors" => descriptors,
+    "conduct.values-restored" => values_restored,
     "conduct.stops" => stops,
 }
 
@@ -44,6 +45,8 @@ const FILES_CYCLES: Cycles = Cycles {
 const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
 const FILES_MAX: usize = 16;
+/// Devices of which the values are compared.
+const VALUES_DEVICES: usize = 8;
 /// Time for which an idle driver is observed, and the number of requests that it may make.
 const QUIET: Duration = Duration::from_secs(3);
 const REQUESTS_MAX: usize = 10;
@@ -279,6 +282,24 @@ async fn descriptors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         grown < FILES_MAX,
         "{grown} more files are open, {} before",
         before.files
+    );
+    Ok(Outcome::Passed)
+}
+
+async fn values_restored(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    for device in devices.iter().take(VALUES_DEVICES) {
+        let claim = node.claim(&plugin, device);
+        // A device may be in use on this machine. What a failed prepare has left is restored by the host.
+        if plugin.client.prepare(&claim).await.is_ok() {
+            plugin.client.unprepare(&claim).await?;
+        }
+    }
+    let left = node.metric("nodedock_sysfs_values_left_total").await?;
+    ensure!(
+        left == 0.0,
+        "unprepare left {left} values below /sys as the prepare had written them, and the host restored them: see value-left in the driver's output"
     );
     Ok(Outcome::Passed)
 }

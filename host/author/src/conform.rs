@@ -268,6 +268,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     Ok(Program {
         command,
         files,
+        metrics: Some(PathBuf::from("run/nodedock/admin.sock")),
         kept,
         health_may_be_silent: true,
     })

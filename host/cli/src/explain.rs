@@ -455,6 +455,9 @@ fn claim_driver_lines(driver: &v1::ClaimDriver) -> Vec<String> {
     };
     let (name, state, devices) = (&driver.driver, &driver.state, driver.devices.join(", "));
     let mut lines = vec![format!("  driver {name}: {state}{version}: {devices}")];
+    lines.extend(driver.gone_devices.iter().map(|device| {
+        format!("    device {device} is gone: the driver does not have it any more")
+    }));
     lines.extend(
         driver
             .cdi_devices

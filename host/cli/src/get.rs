@@ -116,6 +116,9 @@ struct ClaimSummary<'a> {
 struct ClaimDriverSummary<'a> {
     driver: &'a str,
     devices: &'a [String],
+    /// Those of them that the driver does not have any more.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    gone_devices: &'a [String],
     cdi_devices: &'a [String],
 }
 
@@ -399,6 +402,7 @@ fn driver_summary(of: &v1::ClaimDriver) -> ClaimDriverSummary<'_> {
     ClaimDriverSummary {
         driver: &of.driver,
         devices: &of.devices,
+        gone_devices: &of.gone_devices,
         cdi_devices: &of.cdi_devices,
     }
 }

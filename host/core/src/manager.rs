@@ -33,11 +33,13 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::MetadataSettings;
 use crate::driver::NodeFacts;
 use crate::hardware::Hardware;
+use crate::records::values::LeftValues;
 use crate::records::{RecordStore, RecordedValues, SharedClaimTable};
 use crate::registry::Registry;
 use claims::calls::DriverCalls;
 use claims::driver_changes::DriverChanges;
 use claims::files::FileSettings;
+use claims::gone_devices::GoneDevices;
 use claims::handles::Handles;
 use claims::prepare::Prepares;
 use claims::source::ClaimSource;
@@ -112,6 +114,10 @@ pub struct Manager {
     /// Requests of pods.
     pub pods: Arc<Pods>,
     pub claim_metrics: Arc<ClaimMetrics>,
+    /// Values below `/sys` that drivers left behind.
+    pub left_values: LeftValues,
+    /// Devices of prepared claims that their drivers do not have any more.
+    pub gone_devices: GoneDevices,
     driver_changes: Arc<DriverChanges>,
     unfinished: Arc<Unfinished>,
     checkpoint: Checkpoint,
@@ -135,6 +141,7 @@ impl Manager {
             tasks,
         } = parts;
         let metrics = Arc::new(ClaimMetrics::default());
+        let left_values = values.left.clone();
         let records = Arc::new(RecordStore::new(claims, values.clone(), changes.clone()));
         let files = Arc::new(SpecFiles::new(
             records.clone(),
@@ -154,9 +161,11 @@ impl Manager {
             registry.clone(),
             settings.hardware.clone(),
         ));
+        let gone_devices = GoneDevices::default();
         let driver_changes = Arc::new(DriverChanges::new(
             records.clone(),
             registry.clone(),
+            gone_devices.clone(),
             conditions.clone(),
             changes.clone(),
             tasks.clone(),
@@ -253,6 +262,8 @@ impl Manager {
             choices,
             pods,
             claim_metrics: metrics,
+            left_values,
+            gone_devices,
             driver_changes,
             unfinished,
             checkpoint,

@@ -65,14 +65,14 @@ impl NodePools {
 
     /// Returns a driver's devices of a claim, as `NODE/POOL/DEVICE`.
     pub fn devices_of(&self, claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
-        let device = |of: &AllocatedDevice| {
-            format!(
-                "{}/{}",
-                self.published_in(claim, driver, &of.pool),
-                of.device
-            )
-        };
-        claim.allocation.of_driver(driver).map(device).collect()
+        let devices = claim.allocation.of_driver(driver);
+        devices.map(|of| self.device_of(claim, of)).collect()
+    }
+
+    /// Returns a device of a claim, as `NODE/POOL/DEVICE`.
+    pub fn device_of(&self, claim: &ClaimRecord, of: &AllocatedDevice) -> String {
+        let pool = self.published_in(claim, &of.driver, &of.pool);
+        format!("{pool}/{}", of.device)
     }
 
     /// Returns the name of a recorded device, `POOL/DEVICE`, of a claim that is gone.

@@ -7,6 +7,7 @@
 
 mod instances;
 pub mod names;
+mod own_devices;
 mod quarantine;
 mod reloads;
 mod sources;
@@ -14,7 +15,7 @@ mod sources;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 
 pub use instances::{Instances, Native, Taken};
 pub use names::Names;
+pub use own_devices::{DeviceKeys, OwnDevices, PublishedDevices};
 pub use quarantine::Quarantines;
 pub use reloads::{ReloadRequest, Reloaded, Reloads, spare_place};
 pub use sources::{DriverState, DriverView, NativeView, Sources, TrustView};
@@ -50,6 +52,8 @@ pub struct Registry {
     pub sources: Arc<Sources>,
     /// The drivers that serve.
     pub instances: Arc<Instances>,
+    /// The devices that native plugins publish themselves.
+    pub own_devices: Arc<OwnDevices>,
     /// The sources that names belong to.
     pub names: Arc<Names>,
     pub quarantines: Arc<Quarantines>,
@@ -63,9 +67,11 @@ impl Registry {
         conditions: Conditions,
         stored: Option<Arc<dyn StoredDrivers>>,
     ) -> Self {
+        let own_devices = Arc::new(OwnDevices::new(changes.clone()));
         let sources = Arc::new(Sources::new(changes));
         let instances = Arc::new(Instances::new(sources.clone(), stored));
         Self {
+            own_devices,
             names: Arc::new(Names::new(sources.clone(), instances.clone())),
             quarantines: Arc::new(Quarantines::new(
                 sources.clone(),
@@ -122,6 +128,24 @@ impl Registry {
     pub fn publishes_itself(&self, name: &DriverName) -> bool {
         let serving = self.instances.publishes_itself(name);
         serving.unwrap_or_else(|| self.sources.has_plugin(name))
+    }
+
+    /// Returns the devices of each serving driver, as far as they are known. Those of a plugin that is not connected are not: others delete its
+    /// slices.
+    pub fn published_devices(&self) -> BTreeMap<DriverName, PublishedDevices> {
+        let connected = self.instances.connected();
+        let devices = |driver: Driver| {
+            let name = driver.identity.name;
+            let published = match driver.inventory {
+                Some(inventory) => PublishedDevices::Listed(inventory.borrow().clone()),
+                None if connected.contains(&name) => {
+                    PublishedDevices::Own(self.own_devices.of(&name)?)
+                }
+                None => return None,
+            };
+            Some((name, published))
+        };
+        self.instances.all().into_iter().filter_map(devices).collect()
     }
 
     /// Returns the names of drivers with a source.

@@ -384,6 +384,7 @@ impl Node for NodeApi {
                     convert::claim_status(
                         &self.manager.retries.claim_view(claim),
                         pools,
+                        &self.manager.gone_devices,
                         boot_id,
                         with_timeline,
                     )

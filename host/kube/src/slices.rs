@@ -45,6 +45,7 @@ use crate::facts::Facts;
 use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::registry::OwnDevices;
 use nodedock_model::{
     BindingConditions, DeviceName, DriverName, NodeAllocatable, ObjectName, PoolName,
 };
@@ -114,6 +115,8 @@ pub struct SliceParts {
     /// and the slices of the old one are garbage-collected.
     pub node: Facts,
     pub names: PoolNames,
+    /// Is given the devices of native plugins, which publish themselves.
+    pub own_devices: Arc<OwnDevices>,
     pub on_unhealthy: OnUnhealthy,
     pub settings: SliceSettings,
     pub failed: watch::Receiver<FailedDevices>,

@@ -269,6 +269,7 @@ pub enum ProblemCode {
     TooManyValues,
     UnknownImports,
     ValueChanged,
+    ValueLeft,
     ValueOfAnotherClaim,
     ValueOfAnotherDriver,
     ValueReadsOtherwise,

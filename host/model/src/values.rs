@@ -71,6 +71,9 @@ pub struct KeptValue {
     /// Value that the host may have restored before it inherited another one; treated like the value that the driver left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also_left: Vec<String>,
+    /// Value that the driver had left before it wrote the previous value again: a later claim may have found it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored_from: Option<String>,
 }
 
 impl KeptValue {
@@ -79,6 +82,20 @@ impl KeptValue {
         let found = std::mem::replace(&mut self.before, before);
         let new = found.filter(|found| self.putting_back && !self.also_left.contains(found));
         self.also_left.extend(new);
+    }
+
+    /// Records the value after a completed write.
+    pub fn leave(&mut self, value: &str) {
+        let earlier = self.after.replace(value.to_owned());
+        let is_restored = self.before.as_deref() == Some(value);
+        if let Some(earlier) = earlier.filter(|earlier| is_restored && earlier != value) {
+            self.restored_from = Some(earlier);
+        }
+    }
+
+    /// Returns whether a value that a later claim found was the work of this one.
+    pub fn may_have_been_found(&self, value: &str) -> bool {
+        self.may_have_left(value) || self.restored_from.as_deref() == Some(value)
     }
 
     /// Returns whether a value may be the driver's, or a restored one.
@@ -98,9 +115,14 @@ impl KeptValue {
 
     /// Returns its approximate size in bytes.
     pub fn bytes(&self) -> usize {
-        let texts = [&self.before, &self.after, &self.pending]
-            .into_iter()
-            .flatten();
+        let texts = [
+            &self.before,
+            &self.after,
+            &self.pending,
+            &self.restored_from,
+        ]
+        .into_iter()
+        .flatten();
         self.path.len() + texts.chain(&self.also_left).map(String::len).sum::<usize>()
     }
 }

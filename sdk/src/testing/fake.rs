@@ -316,6 +316,33 @@ impl FakeHost {
         self.node.state().writes.clone()
     }
 
+    /// Returns the text of a file as it is now, whether or not the driver may read it: below `/sys` (a relative path), or elsewhere (an absolute
+    /// path). It follows links, and leaves out a line end.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Capabilities, testing::FakeHost};
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.file("class/leds/a/brightness", "20\n").grant(&Capabilities::default());
+    /// assert!(fake.host().sysfs().read("class/leds/a/brightness").is_err());
+    /// assert_eq!(fake.read("class/leds/a/brightness")?, "20");
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As the host's reads without a grant have them: `not-found`, `no-such-path`; `invalid`, `not-a-file` or `not-text`.
+    pub fn read(&self, path: &str) -> Result<String, Problem> {
+        let state = self.node.state();
+        let content = match path.starts_with('/') {
+            true => state.files.read(path.trim_start_matches('/'))?,
+            false => state.sysfs.read(path)?,
+        };
+        let text = std::str::from_utf8(content)
+            .map_err(|_| Problem::invalid("not-text", format!("{path} is not UTF-8")))?;
+        Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())
+    }
+
     /// Returns the progress that the driver saved for a claim, which no prepare or end of the claim has dropped.
     pub fn progress(&self, uid: &str) -> Option<Vec<u8>> {
         self.node.state().progress.get(uid).cloned()

@@ -4,6 +4,7 @@ mod adapters;
 mod binding;
 mod claims;
 mod extended;
+mod gone_devices;
 mod kubelet;
 mod old_plugins;
 mod starts;

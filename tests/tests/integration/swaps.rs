@@ -171,6 +171,8 @@ async fn failed_version_keeps_old_one_serving() {
             .contains("script/device-9 (claim default/device-9"),
         "{problem:?}"
     );
+    let get = daemon.cli(&["get", "claims"]).await;
+    get.done_with(&["script/device-9 (gone)"]);
     assert_eq!(daemon.unprepare(&pod("last")).await.len(), 1);
     daemon.until_conditions(&[]).await;
 }

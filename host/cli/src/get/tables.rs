@@ -83,7 +83,14 @@ impl Row for v1::ClaimStatus {
             joined(claim.drivers.iter().flat_map(|of| {
                 of.devices
                     .iter()
-                    .map(|device| format!("{}/{device}", of.driver))
+                    .map(|device| {
+                        let mark = if of.gone_devices.contains(device) {
+                            " (gone)"
+                        } else {
+                            ""
+                        };
+                        format!("{}/{device}{mark}", of.driver)
+                    })
                     .collect::<Vec<_>>()
             }))
         }),

@@ -73,6 +73,7 @@ pub(super) fn start(
             drivers: node.drivers(),
             node: Facts::given(facts),
             names: node.pool_names(),
+            own_devices: Arc::default(),
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
             failed: watch::channel(FailedDevices::default()).1,

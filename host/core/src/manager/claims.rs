@@ -24,6 +24,7 @@
 pub(crate) mod calls;
 pub(crate) mod driver_changes;
 pub(crate) mod files;
+pub mod gone_devices;
 pub(in crate::manager) mod handles;
 pub(crate) mod hardware;
 mod held_hardware;

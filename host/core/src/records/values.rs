@@ -4,6 +4,7 @@
 //! Receives every write before it is made, and the end of claims; writes the checkpoint's values in the order of their changes. Which
 //! values those are is decided in `records`.
 
+mod left;
 mod records;
 mod restoring;
 
@@ -12,8 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
+pub use self::left::LeftValues;
 use self::records::Records;
-pub(crate) use self::restoring::{RestoreRequest, Restored};
+pub(crate) use self::restoring::{RestoreRequest, Restored, RestoredDrivers, Restorer};
 use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
@@ -26,6 +28,8 @@ pub struct RecordedValues {
     tree: SysfsTree,
     /// One write or restore of a path at a time.
     path_locks: Locks<String>,
+    /// Values that drivers left behind.
+    pub left: LeftValues,
 }
 
 impl RecordedValues {
@@ -42,6 +46,7 @@ impl RecordedValues {
             checkpoint,
             tree,
             path_locks: Locks::default(),
+            left: LeftValues::default(),
         }
     }
 

@@ -126,6 +126,7 @@ impl Machine {
             pending: None,
             putting_back: false,
             also_left: Vec::new(),
+            restored_from: None,
         }
     }
 }

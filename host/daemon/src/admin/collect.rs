@@ -333,6 +333,10 @@ fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
     out.metric(
         families::CDI_AGAIN,
         Some(&admin.manager.claim_metrics.files_rendered_again),
+    )?;
+    out.metric(
+        families::VALUES_LEFT,
+        Some(&admin.manager.left_values.values),
     )
 }
 

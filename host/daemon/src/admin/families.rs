@@ -47,6 +47,7 @@ families! {
     PODS = Gauge "nodedock_pods" [] "Pods with claims or extended resources, including those of a kubelet";
     CONDITIONS = Gauge "nodedock_conditions" ["code"] "Current conditions of the node by problem code";
     CDI_AGAIN = Counter "nodedock_cdi_files_rendered_again" [] "CDI files of prepared claims that were rendered again because they were missing or altered";
+    VALUES_LEFT = Counter "nodedock_sysfs_values_left" ["driver", "outcome"] "Values below /sys that a driver left behind when it unprepared a claim, by outcome: put-back by the host, or left";
     COMMITS = Counter "nodedock_checkpoint_commits" ["outcome"] "Checkpoint commits by outcome: durable or failed";
     COMMIT_CHANGES = Histogram "nodedock_checkpoint_commit_changes" [] "Records changed by one durable commit";
     COMMIT_SECONDS = Histogram "nodedock_checkpoint_commit_duration_seconds" [] "Duration of one durable commit, including its sync";

@@ -285,6 +285,7 @@ impl Connected {
             drivers: inputs.drivers,
             node,
             names: self.pools.names.clone(),
+            own_devices: parts.registry.own_devices.clone(),
             on_unhealthy: events::on_unhealthy(
                 events,
                 parts.manager.records.clone(),

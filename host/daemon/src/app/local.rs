@@ -346,6 +346,7 @@ impl LocalApi {
             drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &tasks),
             node: facts,
             names: self.pools.names.clone(),
+            own_devices: parts.registry.own_devices.clone(),
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
             failed: watch::channel(slices::FailedDevices::default()).1,

@@ -3,6 +3,7 @@
 use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, name, object_message, optional, problem};
+use nodedock_core::manager::claims::gone_devices::GoneDevices;
 use nodedock_core::manager::claims::{
     ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry,
 };
@@ -24,6 +25,7 @@ pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
 pub fn claim_status(
     view: &ClaimView,
     pools: &NodePools,
+    gone: &GoneDevices,
     boot_id: &str,
     with_timeline: bool,
 ) -> v1::ClaimStatus {
@@ -35,7 +37,7 @@ pub fn claim_status(
         drivers: claim
             .drivers
             .iter()
-            .map(|(name, part)| claim_driver(view, pools, name, part))
+            .map(|(name, part)| claim_driver(view, pools, gone, name, part))
             .collect(),
         timeline: if with_timeline {
             claim.timeline.iter().map(transition).collect()
@@ -66,6 +68,7 @@ fn kubelet_hold(claim: &ClaimRecord) -> Option<v1::KubeletHold> {
 fn claim_driver(
     view: &ClaimView,
     pools: &NodePools,
+    gone: &GoneDevices,
     name: &DriverName,
     part: &DriverPart,
 ) -> v1::ClaimDriver {
@@ -82,6 +85,12 @@ fn claim_driver(
         driver: name.to_string(),
         state: state.to_owned(),
         devices: pools.devices_of(claim, name),
+        gone_devices: claim
+            .allocation
+            .of_driver(name)
+            .filter(|device| gone.has(device))
+            .map(|device| pools.device_of(claim, device))
+            .collect(),
         cdi_devices: part
             .current()
             .map(|_| cdi_names(claim, name))

@@ -136,6 +136,7 @@ impl Daemon {
                 Conditions::default(),
             ),
             names: names(),
+            own_devices: Arc::default(),
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
             extended_resources: handle.clone(),

@@ -27,6 +27,7 @@ use crate::extended_resources::LocalPool;
 use crate::facts::NodeFacts;
 use crate::pools::PoolKey;
 use nodedock_base::clock::now_ms;
+use nodedock_core::registry::DeviceKeys;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
 pub(super) struct Reconciler {
@@ -112,12 +113,17 @@ impl Reconciler {
 
     async fn observe(&mut self, event: Event<DynamicObject>) {
         let is_list = matches!(event, Event::InitDone);
+        let mut is_native = is_list;
         for key in self.store.apply(event) {
+            is_native |= self.publishes_itself(&key.driver);
             if !self.snapshot.present.contains(&key.driver) {
                 // Slices of a driver that is not here may have to be withdrawn.
                 self.derive_at = earliest(self.derive_at, Some(Instant::now() + SLICE_SETTLE));
             }
             self.changed(&key);
+        }
+        if is_native {
+            self.report_own_devices();
         }
         // The server may have been upgraded.
         for pool in self
@@ -134,6 +140,31 @@ impl Reconciler {
         {
             self.all_changed();
         }
+    }
+
+    fn publishes_itself(&self, driver: &DriverName) -> bool {
+        self.snapshot.native.contains(driver) && !self.snapshot.serving.contains_key(driver)
+    }
+
+    /// Reports the devices of native plugins, of all generations of their pools: while a plugin writes a new generation, a device may be in the
+    /// old one alone.
+    fn report_own_devices(&self) {
+        if !self.store.is_listed {
+            return;
+        }
+        let mut devices = BTreeMap::<_, DeviceKeys>::new();
+        for slice in self.store.all() {
+            let spec = &slice.spec;
+            if self.publishes_itself(&spec.driver) {
+                let names = spec.content.devices.keys();
+                devices
+                    .entry(spec.driver.clone())
+                    .or_default()
+                    .extend(names.map(|name| (spec.pool.name.clone(), name.clone())));
+            }
+        }
+        let is_present = |driver: &DriverName| self.publishes_itself(driver);
+        self.parts.own_devices.replace(devices, is_present);
     }
 
     /// Derives the desired state and reconciles one pool, as far as they are due.
@@ -194,6 +225,7 @@ impl Reconciler {
         let (slices, managed) = (self.store.all(), self.managed());
         let snapshot = self.parts.drivers.borrow_and_update().clone();
         self.snapshot = snapshot.clone();
+        self.report_own_devices();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
         // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
         self.desired.mechanisms = self.parts.extended_resources.mechanisms();

@@ -7,21 +7,27 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
+use super::gone_devices::GoneDevices;
 use super::name_few;
 use crate::records::RecordStore;
-use crate::registry::Registry;
+use crate::registry::{PublishedDevices, Registry};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Changed, ChangedKind, DriverName, Inventory, Problem, ProblemCode};
+use nodedock_model::{
+    AllocatedDevice, Changed, ChangedKind, DriverName, Problem, ProblemCode,
+};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
 
 /// A driver that is replaced is gone for a moment.
 const ABSENT_GRACE: Duration = Duration::from_secs(10);
+
+/// A plugin whose slices others have deleted publishes them again within this time.
+const UNPUBLISHED_GRACE: Duration = Duration::from_secs(10);
 
 /// Devices, or claims, that a condition names; the message is one line.
 const NAMED_MAX: usize = 8;
@@ -48,10 +54,14 @@ impl Checks {
     }
 }
 
+/// Devices of claims that their drivers do not have, and since when, as far as no condition says so yet.
+type Unpublished = BTreeMap<DriverName, Instant>;
+
 /// The owner of the conditions about claims whose drivers or devices are gone.
 pub(crate) struct DriverChanges {
     records: Arc<RecordStore>,
     registry: Registry,
+    gone: GoneDevices,
     conditions: Conditions,
     changes: Changes,
     tasks: Tasks,
@@ -61,6 +71,7 @@ impl DriverChanges {
     pub(in crate::manager) fn new(
         records: Arc<RecordStore>,
         registry: Registry,
+        gone: GoneDevices,
         conditions: Conditions,
         changes: Changes,
         tasks: Tasks,
@@ -68,6 +79,7 @@ impl DriverChanges {
         Self {
             records,
             registry,
+            gone,
             conditions,
             changes,
             tasks,
@@ -79,8 +91,9 @@ impl DriverChanges {
         let mut changes = self.changes.listen();
         let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut with_condition, mut absent_since) = (BTreeSet::new(), BTreeMap::new());
+        let (mut unpublished, mut absent_since) = (Unpublished::new(), BTreeMap::new());
         loop {
+            let recheck = unpublished.values().min().map(|since| *since + UNPUBLISHED_GRACE);
             let checks = tokio::select! {
                 // What is left behind is found at the next start.
                 () = self.tasks.stopped() => return,
@@ -89,50 +102,71 @@ impl DriverChanges {
                     Some(checks) => checks,
                     None => return,
                 },
+                // A time that has passed here has passed in the next iteration as well.
+                () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => Checks {
+                    drivers: unpublished.keys().map(ToString::to_string).collect(),
+                    ..Checks::default()
+                },
                 // The first tick is at once: the start.
                 _ = sweep.tick() => Checks { everything: true, ..Checks::default() },
             };
             if checks.code || checks.everything {
                 self.report_absent(&mut absent_since);
             }
-            self.check_drivers_changed(checks, &mut with_condition);
+            self.check_drivers_changed(&checks, &mut unpublished);
         }
     }
 
-    /// `with_condition` are the drivers whose claims hold devices that they do not have.
-    fn check_drivers_changed(&self, checks: Checks, with_condition: &mut BTreeSet<DriverName>) {
+    fn check_drivers_changed(&self, checks: &Checks, unpublished: &mut Unpublished) {
         if checks.code || checks.everything || !checks.drivers.is_empty() {
             self.forget_code();
         }
-        let serving = self.registry.instances.all();
-        for driver in &serving {
-            let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else {
-                continue;
-            };
+        let known = self.registry.published_devices();
+        for (name, published) in &known {
             let is_due = checks.everything || checks.drivers.contains(name.as_str());
-            if is_due || checks.code && with_condition.contains(name) {
-                // The table is not locked during the borrow: others borrow while they have the table, and a publication waits for both.
-                let published = inventory.borrow().clone();
-                let lost = self.lost_devices(name, &published.inventory);
-                if !lost.is_empty() {
-                    with_condition.insert(name.clone());
-                    let problem =
-                        Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, &lost));
-                    self.conditions.set(name.as_str(), problem);
-                } else if with_condition.remove(name) {
-                    self.conditions
-                        .clear(ProblemCode::ClaimDevicesGone, name.as_str());
-                }
+            if is_due || checks.code && self.gone.is_any(name) {
+                let lost = self.lost_devices(name, published);
+                self.report_lost(name, published, &lost, unpublished);
             }
         }
         // The devices of a driver that does not serve are not known.
-        let absent = with_condition.extract_if(.., |name| {
-            serving.iter().all(|driver| driver.identity.name != *name)
-        });
-        for name in absent {
+        unpublished.retain(|name, _| known.contains_key(name));
+        for name in self.gone.clear_others(|name| known.contains_key(name)) {
             self.conditions
                 .clear(ProblemCode::ClaimDevicesGone, name.as_str());
         }
+    }
+
+    fn report_lost(
+        &self,
+        name: &DriverName,
+        published: &PublishedDevices,
+        lost: &[(AllocatedDevice, String)],
+        unpublished: &mut Unpublished,
+    ) {
+        if lost.is_empty() {
+            unpublished.remove(name);
+            if self.gone.set(name, BTreeSet::new()) {
+                self.conditions
+                    .clear(ProblemCode::ClaimDevicesGone, name.as_str());
+            }
+            return;
+        }
+        if matches!(published, PublishedDevices::Own(_)) && !self.gone.is_any(name) {
+            let since = *unpublished
+                .entry(name.clone())
+                .or_insert_with(Instant::now);
+            if since.elapsed() < UNPUBLISHED_GRACE {
+                return;
+            }
+            unpublished.remove(name);
+        }
+        let devices = lost
+            .iter()
+            .map(|(device, _)| (device.pool.clone(), device.device.clone()));
+        self.gone.set(name, devices.collect());
+        let problem = Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, lost));
+        self.conditions.set(name.as_str(), problem);
     }
 
     /// Reports drivers that are not here although claims were prepared by them: those claims cannot be unprepared.
@@ -187,33 +221,32 @@ impl DriverChanges {
         }
     }
 
-    /// Devices of a driver's claims that it does not have, each with a claim that holds it.
-    fn lost_devices(&self, driver: &DriverName, inventory: &Inventory) -> BTreeMap<String, String> {
+    /// Devices of a driver's claims that it does not have, each with a claim that holds it, by the names that the driver gives.
+    fn lost_devices(
+        &self,
+        driver: &DriverName,
+        published: &PublishedDevices,
+    ) -> Vec<(AllocatedDevice, String)> {
         let table = self.records.table();
-        let mut lost = BTreeMap::new();
         let prepared = table.claims_of_driver(driver).filter(|record| {
             let part = record.drivers.get(driver);
             part.is_some_and(|part| part.prepared.is_some())
         });
+        let mut lost = Vec::new();
         for record in prepared {
             let devices = record.allocation.of_driver(driver);
-            for device in
-                devices.filter(|device| inventory.device(&device.pool, &device.device).is_none())
-            {
-                lost.insert(
-                    format!("{}/{}", device.pool, device.device),
-                    record.id.to_string(),
-                );
-            }
+            let gone = devices.filter(|device| !published.has(device));
+            lost.extend(gone.map(|device| (device.clone(), record.id.to_string())));
         }
+        lost.sort_by(|(a, _), (b, _)| (&a.pool, &a.device).cmp(&(&b.pool, &b.device)));
         lost
     }
 }
 
-fn describe(driver: &DriverName, lost: &BTreeMap<String, String>) -> String {
+fn describe(driver: &DriverName, lost: &[(AllocatedDevice, String)]) -> String {
     let named = lost
         .iter()
-        .map(|(device, claim)| format!("{device} (claim {claim})"));
+        .map(|(of, claim)| format!("{}/{} (claim {claim})", of.pool, of.device));
     let named = name_few(named, NAMED_MAX);
     format!("claims hold devices that driver {driver} does not have any more: {named}")
 }

@@ -79,14 +79,10 @@ impl Releases {
             .keys()
             .map(|driver| (driver.clone(), self.registry.serving(driver).map(drop)))
             .collect();
-        let (call, all, none) = (
-            self.calls.driver_call("look".into()),
-            |_: &_| true,
-            |_: &_| false,
-        );
+        let call = self.calls.driver_call("look".into());
         let restored = self
             .values
-            .restore(&record.id, all, none, &RestoreRequest::preview(&call))
+            .preview_release(&record, &RestoreRequest::preview(&call))
             .await;
         Ok(ReleasePreview {
             record,

@@ -1,43 +1,55 @@
-//! Restores sysfs values that drivers changed: for a claim that is released without its drivers, and for a driver that failed to prepare
-//! the claim. A driver that unprepares what it prepared decides itself which values it leaves.
+//! Restores sysfs values that drivers changed, when their claim ends: those of a driver that unprepared the claim and left them, of a driver that
+//! failed to prepare it, and of a claim that is released without its drivers.
 
 use super::machine::UnprepareResult;
-use crate::records::values::{RecordedValues, RestoreRequest, Restored};
+use crate::records::values::{
+    RecordedValues, RestoreRequest, Restored, RestoredDrivers, Restorer,
+};
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, DriverName};
 
 impl RecordedValues {
-    /// Restores the values of a released claim, except those of drivers that prepared and unprepared it.
+    /// Finds out what a release would restore if no driver restored anything.
+    pub(super) async fn preview_release(
+        &self,
+        record: &ClaimRecord,
+        request: &RestoreRequest<'_>,
+    ) -> Restored {
+        let drivers = RestoredDrivers {
+            restorer: |_: &_| Some(Restorer::Host),
+            stays: |_: &_| false,
+        };
+        self.restore(&record.id, &drivers, request).await
+    }
+
+    /// Restores the values of a released claim.
     pub(super) async fn restore_released(
         &self,
         record: &ClaimRecord,
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        self.restore(
-            &record.id,
-            |driver| !(unprepared(results, driver) && was_prepared(record, driver)),
-            |_| false,
-            request,
-        )
-        .await
+        let drivers = RestoredDrivers {
+            restorer: |driver: &_| Some(restorer(record, results, driver)),
+            stays: |_: &_| false,
+        };
+        self.restore(&record.id, &drivers, request).await
     }
 
-    /// Restores the values of drivers that unprepared a claim which they never prepared: their calls failed, and so may have their
-    /// cleanup.
-    pub(super) async fn restore_unfinished(
+    /// Restores the values of drivers that unprepared a claim.
+    pub(super) async fn restore_unprepared(
         &self,
         record: &ClaimRecord,
         results: &[UnprepareResult],
         request: &RestoreRequest<'_>,
     ) -> Restored {
-        self.restore(
-            &record.id,
-            |driver| unprepared(results, driver) && !was_prepared(record, driver),
-            |driver| !unprepared(results, driver),
-            request,
-        )
-        .await
+        let drivers = RestoredDrivers {
+            restorer: |driver: &_| {
+                unprepared(results, driver).then(|| restorer(record, results, driver))
+            },
+            stays: |driver: &_| !unprepared(results, driver),
+        };
+        self.restore(&record.id, &drivers, request).await
     }
 
     pub(super) async fn end_values(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
@@ -49,6 +61,13 @@ impl RecordedValues {
                 "sysfs values are recorded longer than needed"
             );
         }
+    }
+}
+
+fn restorer(record: &ClaimRecord, results: &[UnprepareResult], driver: &DriverName) -> Restorer {
+    match unprepared(results, driver) && was_prepared(record, driver) {
+        true => Restorer::Driver,
+        false => Restorer::Host,
     }
 }
 

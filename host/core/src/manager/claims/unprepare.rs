@@ -319,7 +319,7 @@ impl Unprepares {
         for ((record, _), results) in work.iter().zip(&mut results) {
             let restored = self
                 .values
-                .restore_unfinished(record, results, &restore)
+                .restore_unprepared(record, results, &restore)
                 .await;
             // Before the next claim: the last of the claims that share a value restores it.
             self.values.end_values(record, results).await;

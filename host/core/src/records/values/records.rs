@@ -180,6 +180,7 @@ impl Records {
             pending: None,
             putting_back: false,
             also_left: Vec::new(),
+            restored_from: None,
         }
     }
 
@@ -216,7 +217,7 @@ impl Records {
             for kept in values.iter_mut().filter(|kept| kept.path == write.path) {
                 kept.pending = None;
                 if let Some(stands) = stands {
-                    kept.after = Some(stands.to_owned());
+                    kept.leave(stands);
                     kept.putting_back = false;
                     kept.also_left.clear();
                 }
@@ -341,7 +342,7 @@ impl Records {
         let found_it = heir
             .before
             .as_deref()
-            .is_some_and(|before| gone.may_have_left(before));
+            .is_some_and(|before| gone.may_have_been_found(before));
         if !found_it {
             return None;
         }
@@ -365,8 +366,8 @@ pub(super) struct Ended {
 
 /// The value that was found first stays recorded. After a crash the outcome of the last write is unknown: the value now is taken for it.
 fn intend_again(kept: &mut KeptValue, write: &Write<'_>) {
-    if kept.pending.is_some() && write.before.is_some() {
-        kept.after = write.before.map(str::to_owned);
+    if let (Some(_), Some(now)) = (&kept.pending, write.before) {
+        kept.leave(now);
     }
     kept.pending = Some(write.value.to_owned());
 }

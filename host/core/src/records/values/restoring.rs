@@ -12,7 +12,9 @@ use crate::sysfs::blocking::write_stuck;
 use nodedock_base::error::chain;
 use nodedock_base::locks::LockGuard;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
-use nodedock_model::{DriverName, KeptValue, ObjectRef, Problem, ProblemCode, PutBack, Uid};
+use nodedock_model::{
+    DriverName, KeptValue, ObjectRef, Problem, ProblemCode, PutBack, PutBackEnd, Uid,
+};
 
 /// The outcome for values, with the locks of their paths. Keep the locks until the end of the claim is durable: another claim that ends
 /// meanwhile would hand its value down to one that has been restored already.
@@ -51,57 +53,86 @@ impl<'a> RestoreRequest<'a> {
     }
 }
 
+/// The one who has to restore the values of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Restorer {
+    /// The driver: it has unprepared what it had prepared. The host restores what it left.
+    Driver,
+    /// The host: no prepare of the driver succeeded, or it did not unprepare the claim.
+    Host,
+}
+
+/// Drivers of a claim whose values are restored.
+pub(crate) struct RestoredDrivers<R, S> {
+    /// Returns who has to restore the values of a driver; `None`: its values are left.
+    pub(crate) restorer: R,
+    /// Returns whether a driver keeps the claim.
+    pub(crate) stays: S,
+}
+
 impl RecordedValues {
-    /// Restores the values that `drivers` changed for a claim, the newest first. Values that are not reached before the deadline, and
-    /// those that other drivers which stay with the claim changed since, are left.
-    pub(crate) async fn restore(
+    /// Restores the values that drivers changed for a claim, the newest first. Values that are not reached before the deadline, and
+    /// those that other drivers which stay with the claim changed since, are left. Of a driver that had to restore its values itself, only those are
+    /// returned that it left.
+    pub(crate) async fn restore<R, S>(
         &self,
         claim: &ObjectRef,
-        drivers: impl Fn(&DriverName) -> bool,
-        stays: impl Fn(&DriverName) -> bool,
+        drivers: &RestoredDrivers<R, S>,
         request: &RestoreRequest<'_>,
-    ) -> Restored {
+    ) -> Restored
+    where
+        R: Fn(&DriverName) -> Option<Restorer>,
+        S: Fn(&DriverName) -> bool,
+    {
+        let is_wanted = |driver: &DriverName| (drivers.restorer)(driver).is_some();
         let (locks, kept) = self
-            .lock_paths(&claim.uid, &drivers, request.deadline)
+            .lock_paths(&claim.uid, is_wanted, request.deadline)
             .await;
-        if kept.is_empty() {
-            return Restored::default();
+        let mut fates = Vec::with_capacity(kept.len());
+        for (_, kept) in &kept {
+            let obstacle = match locks.contains_key(&kept.path) {
+                true => self.other_owner(claim, kept, &drivers.stays),
+                false => Some(write_stuck()),
+            };
+            fates.push(match obstacle {
+                Some(problem) => Fate::left(None, problem),
+                None => self.fate(kept, true, request.deadline).await,
+            });
         }
-        if !request.preview {
-            self.intend_restore(&claim.uid, &drivers).await;
+        if !request.preview && fates.iter().any(|fate| fate.end == PutBackEnd::Possible) {
+            self.intend_restore(&claim.uid, is_wanted).await;
+            // One value may be as before, or changed, only until another one is restored.
+            for ((_, kept), fate) in kept.iter().zip(&mut fates) {
+                if !is_settled(fate) {
+                    *fate = self.fate(kept, false, request.deadline).await;
+                }
+            }
         }
         let mut values = Vec::with_capacity(kept.len());
-        for (driver, kept) in kept {
-            let obstacle = if locks.contains_key(&kept.path) {
-                let is_late = Instant::now() >= request.deadline;
-                self.other_owner(claim, &kept, &stays)
-                    .or_else(|| is_late.then(|| out_of_time(&kept)))
-            } else {
-                Some(write_stuck())
+        for ((driver, kept), fate) in kept.into_iter().zip(fates) {
+            let written = fate.written.clone();
+            let value = match (drivers.restorer)(&driver) {
+                Some(Restorer::Driver) => left_behind(driver, kept, fate),
+                _ => Some(put_back(driver, kept, fate)),
             };
-            let Fate {
-                end,
-                found,
-                written,
-                problem,
-            } = match obstacle {
-                Some(problem) => Fate::left(None, problem),
-                None => self.tree.restore(&kept, request.preview).await,
-            };
-            let value = PutBack {
-                driver,
-                path: kept.path,
-                before: kept.before,
-                found,
-                end,
-                problem,
-            };
+            let Some(value) = value else { continue };
             if !request.preview {
+                if (drivers.restorer)(&value.driver) == Some(Restorer::Driver) {
+                    self.left.count(&value);
+                }
                 audit(&value, written.as_deref(), claim, request.request);
             }
             values.push(value);
         }
         Restored { values, locks }
+    }
+
+    /// Restores a value, or (`dry`) finds out whether that is possible.
+    async fn fate(&self, kept: &KeptValue, dry: bool, deadline: Instant) -> Fate {
+        if Instant::now() >= deadline {
+            return Fate::left(None, out_of_time(kept));
+        }
+        self.tree.restore(kept, dry).await
     }
 
     /// Locks all paths in ascending order, which keeps two claims from waiting for each other, and returns the values as they are
@@ -158,6 +189,64 @@ impl RecordedValues {
         let message = format!("/sys/{path} was also written for claim {other}, which still exists");
         Some(Problem::conflict(ProblemCode::ValueOfAnotherClaim, message).with("claim", other))
     }
+}
+
+/// Returns whether another look changes nothing: the value is another's, or the kernel did not answer in time.
+fn is_settled(fate: &Fate) -> bool {
+    const SETTLED: [ProblemCode; 4] = [
+        ProblemCode::PutBackOutOfTime,
+        ProblemCode::SysfsStuck,
+        ProblemCode::ValueOfAnotherClaim,
+        ProblemCode::ValueOfAnotherDriver,
+    ];
+    has_code(fate, &SETTLED)
+}
+
+fn has_code(fate: &Fate, codes: &[ProblemCode]) -> bool {
+    fate.problem
+        .as_ref()
+        .is_some_and(|problem| codes.iter().any(|code| problem.code == *code))
+}
+
+fn put_back(driver: DriverName, kept: KeptValue, fate: Fate) -> PutBack {
+    PutBack {
+        driver,
+        path: kept.path,
+        before: kept.before,
+        found: fate.found,
+        end: fate.end,
+        problem: fate.problem,
+    }
+}
+
+/// Returns a value that its driver had to restore and left. `None`: it restored the value, or there is nothing to restore.
+fn left_behind(driver: DriverName, kept: KeptValue, fate: Fate) -> Option<PutBack> {
+    /// Values that need not be restored: another claim or driver needs them, the attribute cannot be read, or its device is gone.
+    const NOT_OWED: [ProblemCode; 5] = [
+        ProblemCode::PathGone,
+        ProblemCode::PathReplaced,
+        ProblemCode::ValueOfAnotherClaim,
+        ProblemCode::ValueOfAnotherDriver,
+        ProblemCode::ValueUnknown,
+    ];
+    if fate.end == PutBackEnd::AsBefore || has_code(&fate, &NOT_OWED) {
+        return None;
+    }
+    let mut value = put_back(driver, kept, fate);
+    if value.end == PutBackEnd::PutBack {
+        let (path, left) = (&value.path, value.found.as_deref().unwrap_or_default());
+        let before = value.before.as_deref().unwrap_or_default();
+        let mut message = format!(
+            "driver {} unprepared the claim and left {left:?} in /sys/{path}; the host restored {before:?}",
+            value.driver
+        );
+        if let Some(remark) = &value.problem {
+            message.push_str("; ");
+            message.push_str(&remark.message);
+        }
+        value.problem = Some(Problem::internal(ProblemCode::ValueLeft, message));
+    }
+    Some(value)
 }
 
 fn out_of_time(kept: &KeptValue) -> Problem {

@@ -45,6 +45,7 @@ impl Tree {
             pending: None,
             putting_back: false,
             also_left: Vec::new(),
+            restored_from: None,
         }
     }
 

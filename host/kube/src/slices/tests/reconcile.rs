@@ -22,6 +22,7 @@ use crate::pools::PoolNames;
 use crate::slices::pace::{SLICE_CALM, SLICE_REPAIR_MAX, SLICE_RETRY_MAX};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::registry::OwnDevices;
 use nodedock_model::ProblemCode;
 
 /// A server with the Node object.
@@ -87,6 +88,7 @@ pub(super) struct Daemon {
     /// Messages of devices that became unhealthy.
     pub(super) unhealthy: Arc<Mutex<Vec<String>>>,
     pub(super) failed: watch::Sender<FailedDevices>,
+    own_devices: Arc<OwnDevices>,
     tasks: Tasks,
 }
 
@@ -137,6 +139,7 @@ impl Daemon {
         let failed = watch::Sender::default();
         let unhealthy = Arc::<Mutex<Vec<String>>>::default();
         let messages = unhealthy.clone();
+        let own_devices = Arc::<OwnDevices>::default();
         let events = watch_slices(&kube, &node_name);
         let parts = SliceParts {
             turns: Arc::new(Semaphore::new(1)),
@@ -146,6 +149,7 @@ impl Daemon {
             names: PoolNames {
                 node: ObjectName::new(node_of_pools).unwrap(),
             },
+            own_devices: own_devices.clone(),
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
             settings: SliceSettings {
                 evict_after,
@@ -165,6 +169,7 @@ impl Daemon {
             report,
             unhealthy,
             failed,
+            own_devices,
             tasks,
         }
     }
@@ -344,6 +349,39 @@ async fn restart_writes_only_differences() {
     server.kubelet_starts(NODE);
     pass(5).await;
     assert!(is_there(&server, &had));
+}
+
+/// A native plugin publishes itself: the daemon learns its devices from its slices alone.
+#[tokio::test(start_paused = true)]
+async fn native_plugins_devices_are_reported() {
+    let server = server().await;
+    put_foreign(&server, "native", "native.example.com", "p");
+    put_foreign(&server, "other", "other.example.com", "p");
+    let native = super::driver("native.example.com");
+    let present = DriverSnapshot {
+        present: [native.clone()].into(),
+        native: [native.clone()].into(),
+        ..none()
+    };
+    let daemon = Daemon::start(&server, present.clone());
+    let devices = || {
+        let known = daemon.own_devices.of(&native)?;
+        Some(known.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>())
+    };
+    pass(5).await;
+    assert_eq!(devices(), Some(vec!["theirs".to_owned()]));
+    assert_eq!(daemon.own_devices.of(&super::driver("other.example.com")), None);
+    edit(&server, "native", |object| {
+        object["spec"]["devices"][0]["name"] = "another".into();
+    });
+    pass(5).await;
+    assert_eq!(devices(), Some(vec!["another".to_owned()]));
+    server.delete("resourceslices", "", "native");
+    pass(5).await;
+    assert_eq!(devices(), Some(vec![]), "it had devices");
+    daemon.drivers.send_replace(none());
+    pass(5).await;
+    assert_eq!(devices(), None, "a plugin that is gone");
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,7 @@ use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_p
 use crate::registry::DriverState;
 use nodedock_model::{
     ClaimState, Device, DeviceName, DriverClaimRecord, DriverKind, DriverName, ObjectRef, Pool,
-    Problem, ProblemCode,
+    PoolName, Problem, ProblemCode,
 };
 
 const NO_CODE: &str = "predecessor-missing";
@@ -423,6 +423,13 @@ async fn removed_devices_with_claims_are_reported() {
         message.contains("pool/0 (claim default/one") && !message.contains("pool/1"),
         "{message}"
     );
+    let claims = daemon.manager.records.claims();
+    let devices = claims.iter().flat_map(|claim| &claim.allocation.devices);
+    let gone = devices.filter(|device| daemon.manager.gone_devices.has(device));
+    assert_eq!(
+        gone.map(|device| device.device.as_str()).collect::<Vec<_>>(),
+        ["0"]
+    );
 
     daemon.serve_version(&old, &digest(0));
     daemon.until_conditions(&[]).await;
@@ -430,6 +437,60 @@ async fn removed_devices_with_claims_are_reported() {
     daemon
         .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
         .await;
+    assert!(daemon.unprepare(&a).await.iter().all(Result::is_ok));
+    daemon.until_conditions(&[]).await;
+}
+
+/// A plugin publishes its devices itself, and others may delete its slices for a moment.
+#[tokio::test(start_paused = true)]
+async fn unpublished_devices_of_plugin_are_reported() {
+    let (home, a) = (Home::new(), pod("a"));
+    let daemon = home.start();
+    daemon.starts.driver_changes();
+    let plugin = FakeDriver::new(driver("gpu"));
+    daemon.serve_as(&plugin, DriverKind::Grpc);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    daemon.prepare(&a, &["one", "two"]).await;
+    let publish = |names: &[&str]| {
+        let pool = PoolName::new("pool").unwrap();
+        let devices = names
+            .iter()
+            .map(|name| (pool.clone(), (*name).to_owned()))
+            .collect();
+        let devices = BTreeMap::from([(plugin.name.clone(), devices)]);
+        daemon.registry.own_devices.replace(devices, |_| true);
+    };
+    let gone = || {
+        let claims = daemon.manager.records.claims();
+        let devices = claims.iter().flat_map(|claim| &claim.allocation.devices);
+        let gone = devices.filter(|device| daemon.manager.gone_devices.has(device));
+        gone.map(|device| device.device.to_string())
+            .collect::<Vec<_>>()
+    };
+    let seconds = |count: u64| tokio::time::sleep(std::time::Duration::from_secs(count));
+    seconds(100).await;
+    assert!(daemon.conditions().is_empty(), "nothing is known of its devices");
+    publish(&["0", "1"]);
+    publish(&[]);
+    seconds(5).await;
+    publish(&["0", "1"]);
+    seconds(100).await;
+    assert!(daemon.conditions().is_empty());
+
+    publish(&["1"]);
+    daemon
+        .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
+        .await;
+    assert_eq!(gone(), ["0"]);
+    publish(&["0", "1"]);
+    daemon.until_conditions(&[]).await;
+    assert_eq!(gone(), [""; 0]);
+    publish(&["0"]);
+    daemon
+        .until_conditions(&[("claim-devices-gone", "gpu.example.com")])
+        .await;
+    assert_eq!(gone(), ["1"]);
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_ok));
     daemon.until_conditions(&[]).await;
 }

@@ -327,8 +327,17 @@ async fn crash_during_call_loses_no_value() {
     }
 }
 
+/// The counted values that drivers left behind, by outcome.
+fn left(daemon: &Daemon, outcome: &str) -> u64 {
+    let labels = [
+        ("driver", driver("led").to_string()),
+        ("outcome", outcome.to_owned()),
+    ];
+    daemon.values.left.values.get_or_create(&labels).get()
+}
+
 #[tokio::test]
-async fn unpreparing_driver_decides_remaining_values() {
+async fn value_left_by_unprepare_is_restored() {
     let (home, daemon, a, led) = with_writer();
     led.writes("one", &[(LED, "1"), (FAN, "2")]);
     led.clears("one", &[(LED, "0")]);
@@ -345,14 +354,96 @@ async fn unpreparing_driver_decides_remaining_values() {
         2
     );
     assert!(daemon.unprepare(&a).await[0].is_ok());
+    assert_eq!((is(&home, LED), is(&home, FAN)), ("0".into(), "0".into()));
     assert_eq!(
-        (is(&home, LED), is(&home, FAN)),
-        ("0".into(), "2".into()),
-        "it left the fan on"
+        (left(&daemon, "put-back"), left(&daemon, "left")),
+        (1, 0),
+        "of two values the driver left one"
     );
     assert_eq!(daemon.values.of(&uid("uid-one")), None);
     daemon.stop().await;
     assert_eq!(home.start().values.of(&uid("uid-one")), None);
+}
+
+/// Values that the host must not touch: another program's, and those of a device that is gone.
+#[tokio::test]
+async fn foreign_values_survive_an_unprepare() {
+    let (home, daemon, a, led) = with_writer();
+    led.writes("one", &[(LED, "1"), (FAN, "2")]);
+    led.serve(&daemon);
+    daemon.source.put(claim("one", &["led/0"], &[&a]));
+    daemon.prepare(&a, &["one"]).await;
+    std::fs::write(home.sys().join(LED), "9").unwrap();
+    std::fs::remove_file(home.sys().join(FAN)).unwrap();
+    assert!(daemon.unprepare(&a).await[0].is_ok());
+    assert_eq!(is(&home, LED), "9");
+    assert_eq!((left(&daemon, "put-back"), left(&daemon, "left")), (0, 0));
+}
+
+/// A daemon that dies after the driver's answer, and one whose driver is replaced, know the previous value.
+#[tokio::test]
+async fn left_value_is_restored_after_crash() {
+    let (home, daemon, a, led) = with_writer();
+    led.writes("one", &[(LED, "1")]);
+    led.serve(&daemon);
+    daemon.source.put(claim("one", &["led/0"], &[&a]));
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    daemon.crash().await;
+    drop((daemon, led));
+    let daemon = home.start();
+    let led = Writer::new(&home, &daemon);
+    daemon.serve_any(
+        &led.name,
+        DriverKind::Wasm,
+        Some(led.clone()),
+        None,
+        "sha256:11",
+    );
+    assert!(daemon.unprepare(&a).await[0].is_ok());
+    assert_eq!(is(&home, LED), "0");
+    assert_eq!(left(&daemon, "put-back"), 1);
+}
+
+/// Two claims of one driver that changed the same value, each of a pod of its own.
+async fn two_prepared(home: &Home, second: &'static str) -> (Daemon, Arc<Writer>) {
+    plugged(home);
+    let daemon = home.start();
+    let led = Writer::new(home, &daemon);
+    led.writes("one", &[(LED, "1")]);
+    led.writes("two", &[(LED, second)]);
+    led.serve(&daemon);
+    for (short, device) in [("one", "led/0"), ("two", "led/1")] {
+        let pod = pod(&format!("pod-{short}"));
+        daemon.source.put(claim(short, &[device], &[&pod]));
+        assert_eq!(ends(&daemon.prepare(&pod, &[short]).await), ["prepared"]);
+    }
+    (daemon, led)
+}
+
+#[tokio::test]
+async fn shared_value_outlives_its_first_claim() {
+    for second in ["1", "2"] {
+        let home = Home::new();
+        let (daemon, _) = two_prepared(&home, second).await;
+        assert!(daemon.unprepare(&pod("pod-one")).await[0].is_ok());
+        assert_eq!(is(&home, LED), second, "the other claim needs it");
+        assert_eq!(left(&daemon, "put-back"), 0);
+        assert!(daemon.unprepare(&pod("pod-two")).await[0].is_ok());
+        assert_eq!(is(&home, LED), "0", "the oldest value");
+        assert_eq!(left(&daemon, "put-back"), 1);
+    }
+}
+
+/// Each claim wrote back what it had found, the first one first: the value of the first claim stayed.
+#[tokio::test]
+async fn oldest_value_wins_over_found_one() {
+    let home = Home::new();
+    let (daemon, led) = two_prepared(&home, "2").await;
+    led.clears("one", &[(LED, "0")]);
+    led.clears("two", &[(LED, "1")]);
+    assert!(daemon.unprepare(&pod("pod-one")).await[0].is_ok());
+    assert!(daemon.unprepare(&pod("pod-two")).await[0].is_ok());
+    assert_eq!(is(&home, LED), "0");
 }
 
 #[tokio::test]
@@ -445,7 +536,7 @@ async fn interrupted_release_finishes_after_restart() {
     assert_eq!(is(&home, LED), "0");
 }
 
-/// The host restored what the driver had decided to leave, and recorded of a driver that came a moment later that it had not unprepared the claim.
+/// The host recorded of a driver that came a moment later that it had not unprepared the claim.
 #[tokio::test]
 async fn returning_driver_completes_interrupted_release() {
     let home = Home::new();
@@ -465,8 +556,11 @@ async fn returning_driver_completes_interrupted_release() {
     Writer::new(&home, &daemon).serve(&daemon);
     daemon.gone("uid-one").await;
     let released = daemon.manager.records.released_claims().remove(0);
-    assert_eq!((released.untold.len(), outcomes(&released)), (0, vec![]));
-    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+    assert_eq!(
+        (released.untold.len(), outcomes(&released)),
+        (0, vec![(LED, Some("1"), "value-left")])
+    );
+    assert_eq!(is(&home, LED), "0");
 }
 
 #[tokio::test]
@@ -620,11 +714,25 @@ async fn joint_rollback_restores_the_value() {
 }
 
 #[tokio::test]
-async fn serving_driver_decides_about_values() {
-    let home = Home::new();
-    let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
-    led.serve(&daemon);
-    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
-    assert_eq!(outcomes(&daemon.release("one").await.unwrap()), []);
-    assert_eq!(is(&home, LED), "1", "it was asked, and left it so");
+async fn release_reports_value_that_driver_left() {
+    for restores in [false, true] {
+        let home = Home::new();
+        let (daemon, led) = one_stuck(&home, &[(LED, "1")]).await;
+        if restores {
+            led.clears("one", &[(LED, "0")]);
+        }
+        led.serve(&daemon);
+        assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+        let expected = if restores {
+            vec![]
+        } else {
+            vec![(LED, Some("1"), "value-left")]
+        };
+        assert_eq!(
+            outcomes(&daemon.release("one").await.unwrap()),
+            expected,
+            "{restores}"
+        );
+        assert_eq!(is(&home, LED), "0");
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::records::table::Undo;
-use crate::records::values::{RestoreRequest, Restored};
+use crate::records::values::{RestoreRequest, Restored, RestoredDrivers, Restorer};
 
 async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
     let (id, call) = (
@@ -14,9 +14,13 @@ async fn restore(daemon: &Daemon, short: &str, deadline: Duration) -> Restored {
             deadline,
         },
     );
+    let drivers = RestoredDrivers {
+        restorer: |_: &_| Some(Restorer::Host),
+        stays: |_: &_| false,
+    };
     daemon
         .values
-        .restore(&id, |_| true, |_| false, &RestoreRequest::of(&call))
+        .restore(&id, &drivers, &RestoreRequest::of(&call))
         .await
 }
 
