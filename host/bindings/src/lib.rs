@@ -1,17 +1,24 @@
-//! Generates the bindings of the driver contract for the languages whose own tools do not: C and Go, by wit-bindgen's generators.
+//! Generates what stands between a driver's sources and the contract: the bindings of C and Go, by wit-bindgen's generators, and for Python and
+//! JavaScript, whose own tools make bindings, the module whose functions the host calls.
 //!
 //! Reads the WIT files of a project and returns the files of its bindings. Writes nothing.
+
+mod entry;
+mod world;
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use wit_bindgen_core::wit_parser::Resolve;
 use wit_bindgen_core::{Files, WorldGenerator};
+
+pub use world::{Function, Interface, Unexported, World};
 
 /// Directory of the bindings in a project, by which its sources name them.
 pub const DIRECTORY: &str = "bindings";
+/// World of a project's WIT package that its driver exports.
+pub const WORLD: &str = "driver";
 /// Directory of the packages in which a project in Go implements the exports, one package `export_INTERFACE` for each.
-const GO_EXPORTS: &str = "exports";
+pub const GO_EXPORTS: &str = "exports";
 
 /// A language, with what its bindings depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +28,8 @@ pub enum Language<'a> {
         /// Path of the project's module, as in its `go.mod`.
         module: &'a str,
     },
+    Python,
+    JavaScript,
 }
 
 /// Returns the bindings of a world of the WIT package in a directory: paths relative to [`DIRECTORY`], in their order, and contents.
@@ -31,16 +40,16 @@ pub enum Language<'a> {
 ///
 /// Fails if the directory has no valid WIT package, or the package no such world.
 pub fn generate(language: Language<'_>, wit: &Path, world: &str) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut generator = match language {
+        Language::Python => return Ok(entry::python(&World::read(wit, world)?)),
+        Language::JavaScript => return Ok(entry::javascript(&World::read(wit, world)?)),
+        Language::C => wit_bindgen_c::Opts::default().build(),
+        Language::Go { module } => go_generator(module),
+    };
     let shown = wit.display();
-    let mut resolve = Resolve::default();
-    let (package, _) = resolve
-        .push_dir(wit)
-        .with_context(|| format!("read the WIT files in {shown}"))?;
-    let id = resolve
-        .select_world(&[package], Some(world))
-        .with_context(|| format!("find the world {world} in {shown}"))?;
+    let (mut resolve, id) = world::select(wit, world)?;
     let mut files = Files::default();
-    generator(language)
+    generator
         .generate(&mut resolve, id, &mut files)
         .with_context(|| format!("generate the bindings of the world {world} in {shown}"))?;
     Ok(files
@@ -49,16 +58,13 @@ pub fn generate(language: Language<'_>, wit: &Path, world: &str) -> Result<Vec<(
         .collect())
 }
 
-fn generator(language: Language<'_>) -> Box<dyn WorldGenerator> {
-    match language {
-        Language::C => wit_bindgen_c::Opts::default().build(),
-        Language::Go { module } => wit_bindgen_go::Opts {
-            pkg_name: Some(format!("{module}/{DIRECTORY}")),
-            export_pkg_name: Some(format!("{module}/{GO_EXPORTS}")),
-            ..Default::default()
-        }
-        .build(),
+fn go_generator(module: &str) -> Box<dyn WorldGenerator> {
+    wit_bindgen_go::Opts {
+        pkg_name: Some(format!("{module}/{DIRECTORY}")),
+        export_pkg_name: Some(format!("{module}/{GO_EXPORTS}")),
+        ..Default::default()
     }
+    .build()
 }
 
 /// Returns the requirement of Go's bindings, as in `go.mod`: a path and a version.

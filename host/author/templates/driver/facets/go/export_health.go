@@ -1,0 +1,5 @@
+package export_nodedock_driver_health
+
+import "nodedock-driver/driver"
+
+var Check = driver.Check
