@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use nodedock_base::file;
 use nodedock_bindings::WORLD;
 
 use super::language::Language;
@@ -13,6 +14,12 @@ use nodedock_command::output::print_text;
 
 /// Directory of a project's WIT package.
 pub(super) const WIT: &str = "wit";
+/// Directory of the contract in it.
+const CONTRACT: &str = "deps/nodedock-driver";
+/// The contract's world with every facet.
+const FULL_WORLD: &str = "full-driver";
+/// Directory of a project's copy of the SDK.
+const SDK_COPY: &str = "nodedock";
 const GO_MANIFEST: &str = "go.mod";
 
 #[derive(Args)]
@@ -45,10 +52,27 @@ pub(super) fn run(args: &BindingsArgs) -> Result<()> {
 
 /// Writes the bindings of a driver, if its language has any, as its world is now.
 pub(super) fn update(language: Language, directory: &Path) -> Result<()> {
-    match generate(language, directory, &directory.join(WIT))? {
-        Some(files) => write_changed(&directory.join(nodedock_bindings::DIRECTORY), &files),
-        None => Ok(()),
+    if let Some(files) = generate(language, directory, &directory.join(WIT))? {
+        write_changed(&directory.join(nodedock_bindings::DIRECTORY), &files)?;
     }
+    if language == Language::Go {
+        update_go_sdk(directory)?;
+    }
+    Ok(())
+}
+
+/// Writes the bindings of the SDK for Go, if the project has a copy of it.
+fn update_go_sdk(directory: &Path) -> Result<()> {
+    let sdk = directory.join(SDK_COPY);
+    let has_copy = file::is_file(&sdk.join(GO_MANIFEST))
+        .with_context(|| format!("look at {}", sdk.display()))?;
+    if !has_copy {
+        return Ok(());
+    }
+    let contract = directory.join(WIT).join(CONTRACT);
+    let language = nodedock_bindings::Language::GoSdk;
+    let files = nodedock_bindings::generate(language, &contract, FULL_WORLD)?;
+    write_changed(&sdk.join(nodedock_bindings::DIRECTORY), &files)
 }
 
 type Files = Vec<(String, Vec<u8>)>;
@@ -103,18 +127,18 @@ mod tests {
     use super::*;
     use nodedock_base::error::chain;
 
-    const CONTRACT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
+    const WIT_FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
 
     fn args(dir: &Path) -> BindingsArgs {
         BindingsArgs {
             dir: dir.to_owned(),
             lang: None,
-            wit: Some(CONTRACT.into()),
+            wit: Some(WIT_FILES.into()),
         }
     }
 
     #[test]
-    fn bindings_import_the_projects_own_module() {
+    fn go_bindings_call_the_projects_packages() {
         let directory = tempfile::tempdir().unwrap();
         let manifest = directory.path().join("go.mod");
         std::fs::write(
@@ -123,13 +147,13 @@ mod tests {
         )
         .unwrap();
         run(&args(directory.path())).unwrap();
-        let claims = directory
+        let exports = directory
             .path()
-            .join("bindings/nodedock_driver_claims/wit_bindings.go");
-        let claims = std::fs::read_to_string(claims).unwrap();
+            .join("bindings/wit_exports/wit_exports.go");
+        let exports = std::fs::read_to_string(exports).unwrap();
         assert!(
-            claims.contains("\"example.com/gpu/bindings/nodedock_driver_common\""),
-            "{claims}"
+            exports.contains("\"example.com/gpu/exports/export_nodedock_driver_identity\""),
+            "{exports}"
         );
         std::fs::write(&manifest, "module \"example.com/nic\"\n").unwrap();
         assert_eq!(go_module(directory.path()).unwrap(), "example.com/nic");

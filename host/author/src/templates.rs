@@ -293,10 +293,12 @@ const GO: Template = Template {
     language: "Go",
     source: "driver/driver.go",
     setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `nodedock driver build` generates `bindings/` of `wit/`; the packages in `exports/` give its \
-            functions to the bindings. It makes a component of the module that Go builds.",
+            functions to the bindings. It makes a component of the module that Go builds. \
+            `go test ./driver` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-go@v5
         with: {go-version: \"1.25\"}
       - run: go vet ./driver
+      - run: go test ./driver
       - run: GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -ldflags='-s -w -checklinkname=0' -o module.wasm .
       - run: $NODEDOCK driver build --module module.wasm # into my-gpu.wasm",
     files: &[
@@ -305,6 +307,15 @@ const GO: Template = Template {
         ("go.sum", text!("go/go.sum")),
         ("main.go", text!("go/main.go")),
         ("driver/driver.go", text!("go/driver.go")),
+        ("driver/driver_test.go", text!("go/driver_test.go")),
+        ("nodedock/go.mod", plain!("sdk/go/go.mod")),
+        ("nodedock/go.sum", plain!("sdk/go/go.sum")),
+        ("nodedock/host.go", plain!("sdk/go/host.go")),
+        ("nodedock/nodedock.go", plain!("sdk/go/nodedock.go")),
+        (
+            "nodedock/nodedocktest/host.go",
+            plain!("sdk/go/nodedocktest/host.go"),
+        ),
         (
             "exports/export_nodedock_driver_discovery/export.go",
             text!("go/exports/discovery.go"),

@@ -20,14 +20,22 @@ pub const WORLD: &str = "driver";
 /// Directory of the packages in which a project in Go implements the exports, one package `export_INTERFACE` for each.
 pub const GO_EXPORTS: &str = "exports";
 
+/// Module of the SDK for Go.
+pub const GO_SDK: &str = "github.com/nodedock/nodedock/sdk/go";
+/// Package of the bindings in Go that calls the packages of the exports.
+const GO_WORLD: &str = "wit_exports/";
+
 /// A language, with what its bindings depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Language<'a> {
     C,
+    /// What a project exports. The bindings of the contract are in the SDK.
     Go {
         /// Path of the project's module, as in its `go.mod`.
         module: &'a str,
     },
+    /// The bindings in the SDK for Go: the types of the contract, and the functions of the host.
+    GoSdk,
     Python,
     JavaScript,
 }
@@ -45,6 +53,7 @@ pub fn generate(language: Language<'_>, wit: &Path, world: &str) -> Result<Vec<(
         Language::JavaScript => return Ok(entry::javascript(&World::read(wit, world)?)),
         Language::C => wit_bindgen_c::Opts::default().build(),
         Language::Go { module } => go_generator(module),
+        Language::GoSdk => go_generator(GO_SDK),
     };
     let shown = wit.display();
     let (mut resolve, id) = world::select(wit, world)?;
@@ -52,15 +61,21 @@ pub fn generate(language: Language<'_>, wit: &Path, world: &str) -> Result<Vec<(
     generator
         .generate(&mut resolve, id, &mut files)
         .with_context(|| format!("generate the bindings of the world {world} in {shown}"))?;
+    let is_wanted = |path: &str| match language {
+        Language::Go { .. } => path.starts_with(GO_WORLD),
+        Language::GoSdk => !path.starts_with(GO_WORLD),
+        _ => true,
+    };
     Ok(files
         .iter()
+        .filter(|(path, _)| is_wanted(path))
         .map(|(path, bytes)| (path.to_owned(), bytes.to_vec()))
         .collect())
 }
 
 fn go_generator(module: &str) -> Box<dyn WorldGenerator> {
     wit_bindgen_go::Opts {
-        pkg_name: Some(format!("{module}/{DIRECTORY}")),
+        pkg_name: Some(format!("{GO_SDK}/{DIRECTORY}")),
         export_pkg_name: Some(format!("{module}/{GO_EXPORTS}")),
         ..Default::default()
     }
@@ -107,20 +122,34 @@ mod tests {
         let exports = text(&files, "wit_exports/wit_exports.go");
         assert!(exports.contains("//go:wasmexport nodedock:driver/preparation@"));
         for package in [
-            "exports/export_nodedock_driver_identity",
-            "bindings/nodedock_driver_claims",
+            "example.com/gpu/exports/export_nodedock_driver_identity",
+            "github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_claims",
         ] {
-            assert!(
-                exports.contains(&format!("\"example.com/gpu/{package}\"")),
-                "{package}"
-            );
+            assert!(exports.contains(&format!("\"{package}\"")), "{package}");
         }
-        assert!(
-            files
-                .iter()
-                .all(|(path, _)| !path.starts_with("export_") && path != "go.mod"),
-            "what the author writes is not generated"
-        );
+        assert_eq!(files.len(), 1, "the rest is in the SDK, or written by the author");
+    }
+
+    /// `NODEDOCK_RECORD=1` writes them again after a change of the contract.
+    #[test]
+    fn sdk_for_go_has_the_contract() {
+        let gofmt = std::process::Command::new("gofmt").arg("/dev/null").output();
+        if gofmt.is_err() {
+            return eprintln!("skipped: the bindings in the SDK for Go: gofmt is not installed");
+        }
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/go/bindings");
+        let files = generate(Language::GoSdk, Path::new(CONTRACT), "full-driver").unwrap();
+        for (path, bytes) in &files {
+            let path = directory.join(path);
+            if std::env::var_os("NODEDOCK_RECORD").is_some() {
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(&path, bytes).unwrap();
+            }
+            let recorded = std::fs::read(&path).unwrap_or_default(); // no error: the next line shows it
+            assert!(recorded == *bytes, "{} is not of the contract: NODEDOCK_RECORD=1 writes it again", path.display());
+        }
+        let packages = std::fs::read_dir(&directory).unwrap().count();
+        assert_eq!(packages * 2, files.len(), "each package has its sources and an empty file of assembly");
     }
 
     #[test]
