@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn go_packages_are_those_of_the_world() {
+    fn go_packages_match_the_world() {
         let directory = tempfile::tempdir().unwrap();
         let add = |interface: &str| {
             let package = format!("exports/export_nodedock_driver_{interface}");

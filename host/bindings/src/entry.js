@@ -14,6 +14,8 @@ const REFUSALS = {
 const LINE_MAX = 4000;
 const FRAMES_MAX = 8;
 const CAUSES_MAX = 4;
+// Frames of this file and of the tool's own code.
+const OWN = /@bindings\/entry\.js:|\/initializer\.js:/;
 const LEVELS = { log: "info", info: "info", debug: "debug", trace: "debug", warn: "warn", error: "error" };
 
 /** Returns the functions of an export of driver.js. The table has whether their problems are results. */
@@ -59,7 +61,7 @@ function trace(error) {
   const parts = [];
   for (let next = error; next != null && parts.length < CAUSES_MAX; next = next.cause) {
     const said = next instanceof Error ? String(next) : `thrown: ${typeof next === "object" ? text(next) : String(next)}`;
-    const frames = String(next.stack ?? "").split("\n").filter((frame) => frame !== "" && !frame.includes("bindings/entry.js"));
+    const frames = String(next.stack ?? "").split("\n").filter((frame) => frame !== "" && !OWN.test(frame));
     const places = frames.slice(0, FRAMES_MAX).map((frame) => frame.trim()).join(" < ");
     parts.push((places === "" ? said : `${said}, at ${places}`).replaceAll("\n", " "));
   }

@@ -78,6 +78,8 @@ def guarded(implementation, function, fallible):
         try:
             return method(*arguments)
         except BaseException as error:
+            out.end()
+            err.end()
             if not (fallible and isinstance(error, Err)):
                 log.write(Level.ERROR, trace(error), [])
             raise
@@ -92,14 +94,23 @@ def trace(error):
     """Returns an exception in one line: its text, where it was raised and by what, the innermost first, and what caused it."""
     parts = []
     while error is not None and len(parts) < CAUSES_MAX:
-        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        # The functions of `traceback` look for the sources, and there are no files here.
+        frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+        places = [f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}" for code, line in frames]
         # The outermost frame of the exception itself is in this file.
-        frames = traceback.extract_tb(error.__traceback__)[0 if parts else 1:]
-        places = [f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames]
-        places = " < ".join(places[::-1][:FRAMES_MAX])
-        parts.append(f"{text}, at {places}" if places else text)
+        places = " < ".join(places[0 if parts else 1:][::-1][:FRAMES_MAX])
+        parts.append(f"{text(error)}, at {places}" if places else text(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return "; caused by ".join(parts)[:LINE_MAX]
+
+
+def text(error):
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return f"{name}, whose text is an exception"
 
 
 for name, refusal in REFUSALS.items():

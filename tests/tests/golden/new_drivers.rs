@@ -147,7 +147,7 @@ impl New {
         self.builds().await;
         let args = ["driver", "test", "fast-nic.wasm", "--hardware", "machine"];
         let mut command = self.root.command();
-        let failed = self.runs(command.args(args).env("RUST_LOG", "info")).await;
+        let failed = self.runs(command.args(args).env("NODEDOCK_LOG", "info")).await;
         assert_ne!(failed.code, Some(0), "{failed:?}");
         for part in [&["a line of the driver"], trace].concat() {
             assert!(failed.stderr.contains(part), "{part:?} in {}", failed.stderr);
