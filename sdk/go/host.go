@@ -9,7 +9,7 @@ import (
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_prepared_claims"
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_sysfs"
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_sysfs_write"
-	"go.bytecodealliance.org/pkg/wit/types"
+	types "go.bytecodealliance.org/pkg/wit/types"
 )
 
 // Host has the functions of the host that most drivers call, with problems as errors. Unit tests have a fake one, of package nodedocktest.

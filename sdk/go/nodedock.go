@@ -15,7 +15,7 @@ import (
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_common"
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_container_edits"
 	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_inventory"
-	"go.bytecodealliance.org/pkg/wit/types"
+	types "go.bytecodealliance.org/pkg/wit/types"
 )
 
 // Problem is a problem of the contract as an error.

@@ -297,7 +297,7 @@ const GO: Template = Template {
             `go test ./driver` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-go@v5
         with: {go-version: \"1.25\"}
-      - run: go vet ./driver
+      - run: go vet -unsafeptr=false ./driver
       - run: go test ./driver
       - run: GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -ldflags='-s -w -checklinkname=0' -o module.wasm .
       - run: $NODEDOCK driver build --module module.wasm # into my-gpu.wasm",

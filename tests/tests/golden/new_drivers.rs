@@ -205,9 +205,12 @@ async fn new_go_driver_is_complete() {
         return;
     }
     new.is_complete().await;
-    new.runs(Command::new(&compiler).args(["vet", "./driver"]))
+    new.runs(Command::new(&compiler).args(["vet", "-unsafeptr=false", "./driver"]))
         .await
         .done();
+    new.runs(Command::new(&compiler).args(["test", "./driver"]))
+        .await
+        .done_with(&["ok  \tnodedock-driver/driver"]);
     new.has_facets_of_its_world().await;
 }
 
@@ -233,9 +236,14 @@ async fn new_python_driver_is_complete() {
     let tool = program("componentize-py").unwrap_or_else(|| environment.join("componentize-py"));
     let found = run(std::process::Command::new(&tool).arg("--version"));
     if or_skip("a new driver in Python", found).is_some() {
-        let new = New::of("python", &FACETS, Some(environment)).await;
+        let new = New::of("python", &FACETS, Some(environment.clone())).await;
         new.is_complete().await;
         new.has_facets_of_its_world().await;
+        let python = environment.join("python3");
+        let python = if python.is_file() { python } else { "python3".into() };
+        new.runs(Command::new(python).args(["-m", "unittest"]))
+            .await
+            .done();
         let raises = "\n        print(\"a line of the driver\")\n        raise ValueError(\"broken\")";
         let trace = ["ValueError: broken, at driver.py:", " in discover"];
         let before = "def discover(self, ctx, trigger):";
@@ -262,6 +270,9 @@ async fn new_javascript_driver_is_complete() {
     std::os::unix::fs::symlink(modules, new.directory.join("node_modules")).expect("a new link");
     new.is_complete().await;
     new.has_facets_of_its_world().await;
+    new.runs(Command::new("node").args(["--test", "driver.test.js"]))
+        .await
+        .done_with(&["# pass 1\n", "# fail 0\n"]);
     let raises = "\n    console.log(\"a line of the driver\");\n    throw new RangeError(\"broken\");";
     let trace = ["RangeError: broken, at discover@driver.js:"];
     new.explains_exceptions("driver.js", "discover(_context, _trigger) {", raises, &trace)
