@@ -175,6 +175,21 @@ pub use text::{last_segment, matches_wildcards};
 /// nodedock_sdk::export_driver!(Leds: Health);
 /// # fn main() {}
 /// ```
+///
+/// Nor does one that the type implements and that is not named, since the host would never call it:
+///
+/// ```compile_fail
+/// # use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0") }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> { Ok(Inventory::new()) }
+/// #     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+/// # impl Configuration for Leds {}
+/// nodedock_sdk::export_driver!(Leds);
+/// # fn main() {}
+/// ```
 #[cfg(not(target_family = "wasm"))]
 #[macro_export]
 macro_rules! export_driver {
@@ -183,7 +198,73 @@ macro_rules! export_driver {
             const fn implements<D: $crate::Driver $($(+ $crate::$facet)+)?>() {}
             implements::<$driver>();
         };
+        $crate::__refuse_unnamed_facets!($driver $(: $($facet),+)?);
     };
+}
+
+/// Fails the build if the type implements a facet that is not named.
+///
+/// A constant of the type itself comes before one of a trait, so that the type's is found only where it implements the facet.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __refuse_unnamed_facets {
+    ($driver:ty $(: $($facet:ident),+)?) => {
+        const _: () = {
+            const NAMED: &[&str] = &[$($(stringify!($facet)),+)?];
+            $crate::__refuse_unnamed_facets!(@ $driver, Configuration);
+            $crate::__refuse_unnamed_facets!(@ $driver, Health);
+            $crate::__refuse_unnamed_facets!(@ $driver, Scheduling);
+        };
+    };
+    (@ $driver:ty, $facet:ident) => {
+        const _: () = {
+            #[allow(dead_code)]
+            struct Probe<D>(::core::marker::PhantomData<D>);
+            trait Absent {
+                const IS_IMPLEMENTED: bool = false;
+            }
+            impl<D> Absent for Probe<D> {}
+            #[allow(dead_code)]
+            impl<D: $crate::$facet> Probe<D> {
+                const IS_IMPLEMENTED: bool = true;
+            }
+            assert!(
+                !<Probe<$driver>>::IS_IMPLEMENTED || $crate::is_named(NAMED, stringify!($facet)),
+                concat!(
+                    "the driver implements ", stringify!($facet),
+                    ", which export_driver! does not name, so that the host would never call it: export_driver!(",
+                    stringify!($driver), ": ", stringify!($facet), ")"
+                )
+            );
+        };
+    };
+}
+
+/// Returns whether a facet is among those that are named.
+#[doc(hidden)]
+pub const fn is_named(named: &[&str], facet: &str) -> bool {
+    let mut at = 0;
+    while at < named.len() {
+        if same(named[at].as_bytes(), facet.as_bytes()) {
+            return true;
+        }
+        at += 1;
+    }
+    false
+}
+
+const fn same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut at = 0;
+    while at < one.len() {
+        if one[at] != other[at] {
+            return false;
+        }
+        at += 1;
+    }
+    true
 }
 
 /// Exports a type that implements [`Driver`].
@@ -196,6 +277,7 @@ macro_rules! export_driver {
             $crate::wasm::bindings::__export_driver_world!(Exported with_types_in $crate::wasm::bindings);
             $($($crate::export_driver!(@ $facet Exported);)+)?
         };
+        $crate::__refuse_unnamed_facets!($driver $(: $($facet),+)?);
     };
     (@ Configuration $exported:ident) => {
         $crate::wasm::configuration::__export_configuration_facet!(

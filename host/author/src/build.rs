@@ -8,10 +8,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use nodedock_bindings::{WORLD, World};
 use serde::Deserialize;
 
-use super::bindings::WORLD;
+use super::bindings::{self, WIT};
 use super::language::Language;
+use super::unexported;
 use super::wrap_module::wrap_module;
 use super::write_file;
 use nodedock_base::file;
@@ -20,6 +22,8 @@ use nodedock_wasm::file_watch;
 
 const RUST_TARGET: &str = "wasm32-unknown-unknown";
 const GRANT: &str = ".grant.yaml";
+/// Module of the bindings whose classes the host calls.
+const PYTHON_ENTRY: &str = "nodedock_entry";
 
 #[derive(Args)]
 pub struct BuildArgs {
@@ -27,7 +31,7 @@ pub struct BuildArgs {
     #[arg(default_value = ".")]
     dir: PathBuf,
     /// Language, where the files of several are there
-    #[arg(long, value_enum, value_name = "LANGUAGE")]
+    #[arg(long, visible_alias = "language", value_enum, value_name = "LANGUAGE")]
     lang: Option<Language>,
     /// Make a driver of this module, which another tool built for WASI 0.1, instead of calling the tool
     #[arg(long, value_name = "FILE", conflicts_with = "lang")]
@@ -57,11 +61,28 @@ pub(super) fn run(args: &BuildArgs) -> Result<()> {
 fn build(language: Language, directory: &Path, output: &Path) -> Result<()> {
     match language {
         Language::Rust => build_rust(directory, output),
-        Language::Go => build_go(directory, output),
-        Language::Python => build_python(directory, output),
-        Language::JavaScript => build_javascript(directory, output),
-        Language::C => build_c(directory, output),
+        Language::Go => {
+            let world = read_world(language, directory)?;
+            unexported::check_go_packages(directory, &world)?;
+            build_go(directory, output)
+        }
+        Language::Python => {
+            read_world(language, directory)?;
+            build_python(directory, output)
+        }
+        Language::JavaScript => {
+            read_world(language, directory)?;
+            build_javascript(directory, output)
+        }
+        Language::C => build_c(directory, &read_world(language, directory)?, output),
     }
+}
+
+/// Reads the world of a project, and brings its bindings up to date with it.
+fn read_world(language: Language, directory: &Path) -> Result<World> {
+    let world = World::read(&directory.join(WIT), WORLD)?;
+    bindings::update(language, directory)?;
+    Ok(world)
 }
 
 /// The driver's files have the name of its grant, or else of its directory.
@@ -172,16 +193,12 @@ fn build_python(directory: &Path, output: &Path) -> Result<()> {
         "componentize-py".into()
     };
     let mut command = Command::new(program);
-    command.args([
-        "-d",
-        "wit",
-        "-w",
-        WORLD,
-        "componentize",
-        "--stub-wasi",
-        "driver",
-        "-o",
-    ]);
+    command.args(["-d", WIT, "-w", WORLD, "componentize", "--stub-wasi"]);
+    command.args(["-p", ".", "-p", nodedock_bindings::DIRECTORY]);
+    // An exception of the sources comes with a backtrace of the tool otherwise.
+    command
+        .args([PYTHON_ENTRY, "-o"])
+        .env_remove("RUST_BACKTRACE");
     let install = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
     run_tool(command.arg(output).current_dir(directory), install)
 }
@@ -196,7 +213,7 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
     );
     let mut command = Command::new("node");
     command
-        .args(["build.js", "wit"])
+        .arg("bindings/build.js")
         .arg(output)
         .current_dir(directory);
     run_tool(
@@ -205,22 +222,32 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
     )
 }
 
-fn build_c(directory: &Path, output: &Path) -> Result<()> {
+fn build_c(directory: &Path, world: &World, output: &Path) -> Result<()> {
     let packages =
         "packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu";
+    let scratch = tempfile::tempdir().context("make a directory for the module")?;
+    let module = scratch.path().join("module.wasm");
     let mut command = Command::new("clang");
     command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
     command.args(["-Wl,--no-entry", "-Wl,--strip-all"]);
-    for (part, extensions) in [("", &["c"][..]), ("bindings", &["c", "o"])] {
+    // The linker drops a function that nothing calls, and with it the sign that the driver implements it.
+    for missing in &world.unexported {
+        let names = missing.interface.c_functions();
+        command.args(names.map(|name| format!("-Wl,--export-if-defined={name}")));
+    }
+    for (part, extensions) in [("", &["c"][..]), (nodedock_bindings::DIRECTORY, &["c", "o"])] {
         command.args(sources(&directory.join(part), extensions)?);
     }
     let built = run_tool(
-        command.arg("-o").arg(output).current_dir(directory),
+        command.arg("-o").arg(&module).current_dir(directory),
         packages,
     );
     built.with_context(|| {
         format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
-    })
+    })?;
+    let bytes = std::fs::read(&module).with_context(|| format!("read {}", module.display()))?;
+    unexported::check_module(&bytes, world)?;
+    write_file(output, &bytes)
 }
 
 fn build_go(directory: &Path, output: &Path) -> Result<()> {
@@ -243,9 +270,10 @@ fn build_go(directory: &Path, output: &Path) -> Result<()> {
 }
 
 fn wrap(module: &Path, directory: &Path, output: &Path) -> Result<()> {
-    let shown = module.display();
+    let (shown, wit) = (module.display(), directory.join(WIT));
     let bytes = std::fs::read(module).with_context(|| format!("read {shown}"))?;
-    let component = wrap_module(bytes, &directory.join("wit"), WORLD);
+    unexported::check_module(&bytes, &World::read(&wit, WORLD)?)?;
+    let component = wrap_module(bytes, &wit, WORLD);
     write_file(
         output,
         &component.with_context(|| format!("make a driver of {shown}"))?,
@@ -361,14 +389,23 @@ mod tests {
             refused()
         );
         std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
-        assert!(refused().contains("the WIT files in"), "{}", refused());
+        assert!(
+            refused().contains("read the WIT files in"),
+            "{}",
+            refused()
+        );
         let wit = directory.path().join("wit");
         std::fs::create_dir(&wit).unwrap();
-        std::fs::write(
-            wit.join("a.wit"),
-            "package a:b;\nworld driver { export run: func(); }\n",
-        )
-        .unwrap();
+        let world = "package a:b;\nworld driver { export run: func(); }\n";
+        std::fs::write(wit.join("a.wit"), world).unwrap();
+        assert!(
+            refused().contains("has no package nodedock:driver"),
+            "{}",
+            refused()
+        );
+        std::fs::remove_dir_all(&wit).unwrap();
+        let contract = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
+        std::os::unix::fs::symlink(contract, &wit).unwrap();
         assert!(
             refused().contains("does not implement the world driver"),
             "{}",

@@ -252,6 +252,7 @@ impl Inspected {
             labelled("profile", self.profile.map(str::to_owned)),
             labelled("imports", self.imports.iter().cloned()),
             labelled("exports", self.exports.iter().cloned()),
+            labelled("facets", self.facets()),
             labelled(
                 "driver",
                 driver.map(|(name, version)| format!("{name} {version}")),
@@ -271,6 +272,13 @@ impl Inspected {
             labelled("verdict", self.verdict()),
         ];
         sections.concat()
+    }
+
+    /// The optional interfaces among the exports, in one line.
+    fn facets(&self) -> Option<String> {
+        let names = self.facets.join(", ");
+        let shown = if names.is_empty() { "none".to_owned() } else { names };
+        self.contract.is_some().then_some(shown)
     }
 
     fn verdict(&self) -> Vec<String> {
@@ -351,8 +359,11 @@ mod tests {
                 "nodedock:driver/log@0.1.0".into(),
                 "nodedock:driver/sysfs@0.1.0".into(),
             ],
-            exports: vec!["nodedock:driver/identity@0.1.0".into()],
-            facets: vec![],
+            exports: vec![
+                "nodedock:driver/health@0.1.0".into(),
+                "nodedock:driver/identity@0.1.0".into(),
+            ],
+            facets: vec!["health"],
             name: Some("gpu.example.com".into()),
             version: Some("1.2.3".into()),
             summary: Some("GPUs\u{1b}[2J".into()),
@@ -391,7 +402,9 @@ contract  nodedock:driver@0.1.0
 profile   pure
 imports   nodedock:driver/log@0.1.0
           nodedock:driver/sysfs@0.1.0
-exports   nodedock:driver/identity@0.1.0
+exports   nodedock:driver/health@0.1.0
+          nodedock:driver/identity@0.1.0
+facets    health
 driver    gpu.example.com 1.2.3
 summary   GPUs\u{fffd}[2J
 requests  sysfsRead: class/drm/*
@@ -411,5 +424,20 @@ verdict   would be blocked; not granted:
           env: GPU_*
 ";
         assert_eq!(join(whole().lines()), expected.trim_end());
+        let facets = |facets, contract| {
+            let inspected = Inspected {
+                facets,
+                contract,
+                ..whole()
+            };
+            inspected.facets()
+        };
+        let contract = || Some("nodedock:driver@0.2.0".to_owned());
+        assert_eq!(
+            facets(vec!["health", "scheduling"], contract()).as_deref(),
+            Some("health, scheduling")
+        );
+        assert_eq!(facets(vec![], contract()).as_deref(), Some("none"));
+        assert_eq!(facets(vec![], None), None);
     }
 }

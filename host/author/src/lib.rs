@@ -16,6 +16,7 @@ mod replay;
 mod run;
 mod templates;
 mod test;
+mod unexported;
 mod workbench;
 mod wrap_module;
 
@@ -55,7 +56,7 @@ pub enum DriverFileCommand {
     New(new::NewArgs),
     /// Build a driver with the tool of its language, into NAME.wasm beside its sources
     Build(build::BuildArgs),
-    /// Generate the bindings of a driver in C or Go from its contract, again after the contract changed
+    /// Generate what stands between the sources of a driver and the contract, as `build` does first
     Bindings(bindings::BindingsArgs),
     /// Check a driver and its files: the contract, the grant, the config, and its devices on a machine
     Check(check::CheckArgs),

@@ -1,5 +1,6 @@
 //! `nodedock driver new`: writes the directory of a new driver, which builds and passes its tests as it is.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -22,8 +23,11 @@ const SDK_BESIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../sdk");
 pub struct NewArgs {
     /// Name of the driver, such as gpu.example.com; its files are gpu.*
     name: String,
-    #[arg(long, value_enum, value_name = "LANGUAGE")]
+    #[arg(long, visible_alias = "language", value_enum, value_name = "LANGUAGE")]
     lang: Language,
+    /// Optional interfaces of the contract that the driver exports, separated by commas, such as health,configuration
+    #[arg(long, value_name = "FACETS", value_delimiter = ',', value_parser = facet)]
+    facets: Vec<String>,
     /// Directory of the driver, new or empty [default: the first label of the name]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -42,22 +46,25 @@ pub(super) fn run(args: &NewArgs) -> Result<()> {
         }
         _ => None,
     };
+    let facets: BTreeSet<_> = args.facets.iter().cloned().collect();
+    let facets: Vec<_> = facets.into_iter().collect();
     let values = Values {
         name: &args.name,
         stem,
         sdk: &sdk.as_ref().map(Sdk::dependency).unwrap_or_default(),
         note: sdk.as_ref().map_or("", Sdk::note),
+        facets: &facets,
     };
     let directory = args.dir.clone().unwrap_or_else(|| stem.into());
     ensure_empty(&directory)?;
     for (path, bytes) in &templates::files(args.lang, &values) {
         write_below(&directory, path, bytes)?;
     }
-    bindings::write_new(args.lang, &directory)?;
-    print_text(&join(lines(&directory, stem, sdk.as_ref())))
+    bindings::update(args.lang, &directory)?;
+    print_text(&join(lines(&directory, stem, sdk.as_ref(), &facets)))
 }
 
-fn lines(directory: &Path, stem: &str, sdk: Option<&Sdk>) -> Vec<String> {
+fn lines(directory: &Path, stem: &str, sdk: Option<&Sdk>, facets: &[String]) -> Vec<String> {
     let next = [
         format!("cd {}", directory.display()),
         "nodedock driver build".to_owned(),
@@ -67,9 +74,19 @@ fn lines(directory: &Path, stem: &str, sdk: Option<&Sdk>) -> Vec<String> {
     [
         labelled("directory", [directory.display().to_string()]),
         labelled("SDK", sdk.map(Sdk::dependency)),
+        labelled("facets", facets.iter().cloned()),
         labelled("next", next),
     ]
     .concat()
+}
+
+/// Checks the name of a facet.
+fn facet(name: &str) -> Result<String, String> {
+    let all = templates::facets();
+    match all.iter().any(|facet| facet == name) {
+        true => Ok(name.to_owned()),
+        false => Err(format!("the facets of the contract are {}", all.join(", "))),
+    }
 }
 
 /// Checks the name of a driver, and returns the name of its files.
@@ -187,6 +204,7 @@ mod tests {
             lang: Language::C,
             dir: Some(dir.to_owned()),
             sdk: None,
+            facets: Vec::new(),
         }
     }
 
@@ -211,11 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn facets_are_those_of_the_contract() {
+        assert_eq!(facet("health").as_deref(), Ok("health"));
+        let refused = facet("healt").unwrap_err();
+        assert_eq!(
+            refused,
+            "the facets of the contract are configuration, health, scheduling"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let new = directory.path().join("new");
+        let facets = ["scheduling", "health", "health"].map(str::to_owned).to_vec();
+        run(&NewArgs {
+            facets,
+            ..args("gpu.example.com", &new)
+        })
+        .unwrap();
+        let world = std::fs::read_to_string(new.join("wit/world.wit")).unwrap();
+        assert_eq!(world.matches("health-facet@").count(), 1, "{world}");
+        assert!(new.join("health.c").is_file() && !new.join("configuration.c").exists());
+    }
+
+    #[test]
     fn driver_needs_new_or_empty_directory() {
         let directory = tempfile::tempdir().unwrap();
         let new = directory.path().join("new");
         run(&args("gpu.example.com", &new)).unwrap();
-        assert!(new.join("gpu.grant.yaml").is_file() && new.join("wit/driver.wit").is_file());
+        assert!(new.join("gpu.grant.yaml").is_file() && new.join("wit/world.wit").is_file());
         let again = run(&args("gpu.example.com", &new)).unwrap_err();
         assert!(
             chain(again.as_ref()).contains("new is not empty: choose another"),

@@ -2,6 +2,8 @@
 //!
 //! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
+use wit_parser::UnresolvedPackageGroup;
+
 use super::language::Language;
 
 /// Values of the placeholders of a template.
@@ -15,6 +17,8 @@ pub(super) struct Values<'a> {
     pub(super) sdk: &'a str,
     /// Note for readers of the workflow.
     pub(super) note: &'a str,
+    /// Facets that the driver has, in the order of their names.
+    pub(super) facets: &'a [String],
 }
 
 enum Content {
@@ -25,6 +29,14 @@ enum Content {
 
 type File = (&'static str, Content);
 
+/// What a driver with an optional interface of the contract has in addition.
+struct Facet {
+    name: &'static str,
+    /// What joins it to the main source.
+    joint: &'static str,
+    files: &'static [File],
+}
+
 /// Differences between languages beside the sources.
 struct Template {
     language: &'static str,
@@ -34,6 +46,7 @@ struct Template {
     /// Steps of the workflow that build the driver.
     build: &'static str,
     files: &'static [File],
+    facets: &'static [Facet],
 }
 
 macro_rules! text {
@@ -57,6 +70,8 @@ macro_rules! plain {
     };
 }
 
+/// End of the name of a world of the contract with one facet.
+const FACET_WORLD: &str = "-facet";
 /// The contract's version is in its first file.
 const CONTRACT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/driver.wit"));
 
@@ -73,14 +88,44 @@ const COMMON: &[File] = &[
         "machine/sys/devices/virtual/misc/tun/uevent",
         text!("common/machine/tun.uevent"),
     ),
-    ("wit/claims.wit", plain!("wit/claims.wit")),
-    ("wit/common.wit", plain!("wit/common.wit")),
-    ("wit/container-edits.wit", plain!("wit/container-edits.wit")),
-    ("wit/driver.wit", plain!("wit/driver.wit")),
-    ("wit/facets.wit", plain!("wit/facets.wit")),
-    ("wit/host.wit", plain!("wit/host.wit")),
-    ("wit/inventory.wit", plain!("wit/inventory.wit")),
+    (
+        "wit/deps/nodedock-driver/claims.wit",
+        plain!("wit/claims.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/common.wit",
+        plain!("wit/common.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/container-edits.wit",
+        plain!("wit/container-edits.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/driver.wit",
+        plain!("wit/driver.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/facets.wit",
+        plain!("wit/facets.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/host.wit",
+        plain!("wit/host.wit"),
+    ),
+    (
+        "wit/deps/nodedock-driver/inventory.wit",
+        plain!("wit/inventory.wit"),
+    ),
 ];
+
+/// The world of a driver, which in Rust the SDK has.
+const WORLD: File = ("wit/world.wit", text!("common/world.wit"));
+
+/// What a facet adds to the golden file.
+const GOLDEN: &[(&str, &str)] = &[(
+    "health",
+    "health:\n  nodes/fuse: healthy\n  nodes/net-tun: healthy\n",
+)];
 
 const RUST: Template = Template {
     language: "Rust",
@@ -96,76 +141,181 @@ const RUST: Template = Template {
         ("src/lib.rs", text!("rust/lib.rs")),
         (".gitignore", Content::Text("/target/\n/my-gpu.wasm\n")),
     ],
+    facets: &[
+        Facet {
+            name: "configuration",
+            joint: "mod configuration;\n",
+            files: &[("src/configuration.rs", text!("facets/rust/configuration.rs"))],
+        },
+        Facet {
+            name: "health",
+            joint: "mod health;\n",
+            files: &[("src/health.rs", text!("facets/rust/health.rs"))],
+        },
+        Facet {
+            name: "scheduling",
+            joint: "mod scheduling;\n",
+            files: &[("src/scheduling.rs", text!("facets/rust/scheduling.rs"))],
+        },
+    ],
 };
 
 const PYTHON: Template = Template {
     language: "Python",
     source: "driver.py",
-    setup: "The tool is `componentize-py`, for Python 3.10 or newer: `python3 -m venv .venv && .venv/bin/pip install -r requirements.txt`.",
+    setup: "The tool is `componentize-py`, for Python 3.10 or newer: `python3 -m venv .venv && .venv/bin/pip install -r requirements.txt`. `nodedock driver build` \
+            generates `bindings/` of `wit/`. `.venv/bin/python3 -m unittest` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-python@v5
         with: {python-version: \"3.13\"}
       - run: pip install -r requirements.txt
-      - run: componentize-py -d wit -w driver componentize --stub-wasi driver -o my-gpu.wasm",
+      - run: python3 -m unittest
+      - run: componentize-py -d wit -w driver componentize --stub-wasi -p . -p bindings nodedock_entry -o my-gpu.wasm",
     files: &[
+        WORLD,
         ("driver.py", text!("python/driver.py")),
+        ("test_driver.py", text!("python/test_driver.py")),
+        (
+            "nodedock/__init__.py",
+            plain!("sdk/python/nodedock/__init__.py"),
+        ),
+        ("nodedock/sdk.py", plain!("sdk/python/nodedock/sdk.py")),
+        (
+            "nodedock/testing.py",
+            plain!("sdk/python/nodedock/testing.py"),
+        ),
         ("requirements.txt", text!("python/requirements.txt")),
         (
             ".gitignore",
             Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n"),
         ),
     ],
+    facets: &[
+        Facet {
+            name: "configuration",
+            joint: "from configuration import Configuration\n",
+            files: &[("configuration.py", text!("facets/python/configuration.py"))],
+        },
+        Facet {
+            name: "health",
+            joint: "from health import Health\n",
+            files: &[("health.py", text!("facets/python/health.py"))],
+        },
+        Facet {
+            name: "scheduling",
+            joint: "from scheduling import Scheduling\n",
+            files: &[("scheduling.py", text!("facets/python/scheduling.py"))],
+        },
+    ],
 };
 
 const JAVASCRIPT: Template = Template {
     language: "JavaScript",
     source: "driver.js",
-    setup: "The tools are Node.js 20 or newer and `npm install --ignore-scripts`.",
+    setup: "The tools are Node.js 20 or newer and `npm install --ignore-scripts`. `nodedock driver build` generates `bindings/` of `wit/`. \
+            `node --test driver.test.js` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-node@v4
         with: {node-version: 22}
       - run: npm install --ignore-scripts
-      - run: node build.js wit my-gpu.wasm",
+      - run: node --test driver.test.js
+      - run: node bindings/build.js my-gpu.wasm",
     files: &[
+        WORLD,
         ("driver.js", text!("javascript/driver.js")),
-        ("build.js", text!("javascript/build.js")),
+        ("driver.test.js", text!("javascript/driver.test.js")),
+        ("nodedock/hooks.js", plain!("sdk/javascript/hooks.js")),
+        (
+            "nodedock/package.json",
+            plain!("sdk/javascript/package.json"),
+        ),
+        ("nodedock/sdk.js", plain!("sdk/javascript/sdk.js")),
+        ("nodedock/testing.js", plain!("sdk/javascript/testing.js")),
         ("package.json", text!("javascript/package.json")),
         (
             ".gitignore",
             Content::Text("/node_modules/\n/my-gpu.wasm\n"),
         ),
     ],
+    facets: &[
+        Facet {
+            name: "configuration",
+            joint: "export { configuration } from \"./configuration.js\";\n",
+            files: &[("configuration.js", text!("facets/javascript/configuration.js"))],
+        },
+        Facet {
+            name: "health",
+            joint: "export { health } from \"./health.js\";\n",
+            files: &[("health.js", text!("facets/javascript/health.js"))],
+        },
+        Facet {
+            name: "scheduling",
+            joint: "export { scheduling } from \"./scheduling.js\";\n",
+            files: &[("scheduling.js", text!("facets/javascript/scheduling.js"))],
+        },
+    ],
 };
 
 const C: Template = Template {
     language: "C",
     source: "driver.c",
-    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `nodedock driver bindings` \
-            generated `bindings/` of `wit/`.",
+    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `nodedock driver build` \
+            generates `bindings/` of `wit/`.",
     build:
         "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
       - run: >-
           clang-18 --target=wasm32-wasi -Os -nostartfiles -Wl,--no-entry -Wl,--strip-all
-          driver.c bindings/driver.c bindings/driver_component_type.o -o my-gpu.wasm",
+          *.c bindings/driver.c bindings/driver_component_type.o -o my-gpu.wasm",
     files: &[
+        WORLD,
         ("driver.c", text!("c/driver.c")),
+        ("nodes.h", text!("c/nodes.h")),
         (".gitignore", Content::Text("/my-gpu.wasm\n")),
+    ],
+    facets: &[
+        Facet {
+            name: "configuration",
+            joint: "",
+            files: &[("configuration.c", text!("facets/c/configuration.c"))],
+        },
+        Facet {
+            name: "health",
+            joint: "",
+            files: &[("health.c", text!("facets/c/health.c"))],
+        },
+        Facet {
+            name: "scheduling",
+            joint: "",
+            files: &[("scheduling.c", text!("facets/c/scheduling.c"))],
+        },
     ],
 };
 
 const GO: Template = Template {
     language: "Go",
     source: "driver/driver.go",
-    setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `nodedock driver bindings` generated `bindings/` of `wit/`; the packages in `exports/` give its \
-            functions to the bindings. `nodedock driver build` makes a component of the module that Go builds.",
+    setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `nodedock driver build` generates `bindings/` of `wit/`; the packages in `exports/` give its \
+            functions to the bindings. It makes a component of the module that Go builds. \
+            `go test ./driver` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-go@v5
         with: {go-version: \"1.25\"}
-      - run: go vet ./driver
+      - run: go vet -unsafeptr=false ./driver
+      - run: go test ./driver
       - run: GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -ldflags='-s -w -checklinkname=0' -o module.wasm .
       - run: $NODEDOCK driver build --module module.wasm # into my-gpu.wasm",
     files: &[
+        WORLD,
         ("go.mod", text!("go/go.mod")),
         ("go.sum", text!("go/go.sum")),
         ("main.go", text!("go/main.go")),
         ("driver/driver.go", text!("go/driver.go")),
+        ("driver/driver_test.go", text!("go/driver_test.go")),
+        ("nodedock/go.mod", plain!("sdk/go/go.mod")),
+        ("nodedock/go.sum", plain!("sdk/go/go.sum")),
+        ("nodedock/host.go", plain!("sdk/go/host.go")),
+        ("nodedock/nodedock.go", plain!("sdk/go/nodedock.go")),
+        (
+            "nodedock/nodedocktest/host.go",
+            plain!("sdk/go/nodedocktest/host.go"),
+        ),
         (
             "exports/export_nodedock_driver_discovery/export.go",
             text!("go/exports/discovery.go"),
@@ -183,20 +333,71 @@ const GO: Template = Template {
             Content::Text("/my-gpu.wasm\n/module.wasm\n"),
         ),
     ],
+    facets: &[
+        Facet {
+            name: "configuration",
+            joint: "",
+            files: &[
+                ("driver/configuration.go", text!("facets/go/configuration.go")),
+                (
+                    "exports/export_nodedock_driver_configuration/export.go",
+                    text!("facets/go/export_configuration.go"),
+                ),
+            ],
+        },
+        Facet {
+            name: "health",
+            joint: "",
+            files: &[
+                ("driver/health.go", text!("facets/go/health.go")),
+                (
+                    "exports/export_nodedock_driver_health/export.go",
+                    text!("facets/go/export_health.go"),
+                ),
+            ],
+        },
+        Facet {
+            name: "scheduling",
+            joint: "",
+            files: &[
+                ("driver/scheduling.go", text!("facets/go/scheduling.go")),
+                (
+                    "exports/export_nodedock_driver_scheduling/export.go",
+                    text!("facets/go/export_scheduling.go"),
+                ),
+            ],
+        },
+    ],
 };
+
+/// Returns the facets of the contract, in the order of their names.
+pub(super) fn facets() -> Vec<String> {
+    let mut facets = Vec::new();
+    for (path, content) in COMMON {
+        let Content::Plain(bytes) = content else {
+            continue;
+        };
+        let text = String::from_utf8_lossy(bytes);
+        let group = UnresolvedPackageGroup::parse(path, &text);
+        let group = group.expect("the contract is valid WIT, as every build of the SDK shows");
+        let worlds = group.main.worlds.iter();
+        facets.extend(worlds.filter_map(|(_, world)| Some(world.name.strip_suffix(FACET_WORLD)?.to_owned())));
+    }
+    facets.sort();
+    facets
+}
 
 /// Returns the files of a new driver by path, without generated ones.
 pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec<u8>)> {
-    let template = match language {
-        Language::Rust => &RUST,
-        Language::Go => &GO,
-        Language::Python => &PYTHON,
-        Language::JavaScript => &JAVASCRIPT,
-        Language::C => &C,
-    };
+    let template = template(language);
+    let facets = template
+        .facets
+        .iter()
+        .filter(|facet| values.facets.iter().any(|name| name == facet.name));
     COMMON
         .iter()
         .chain(template.files)
+        .chain(facets.flat_map(|facet| facet.files))
         .map(|(path, content)| {
             let bytes = match content {
                 Content::Text(text) => fill(text, template, values).into_bytes(),
@@ -207,16 +408,77 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec
         .collect()
 }
 
+fn template(language: Language) -> &'static Template {
+    match language {
+        Language::Rust => &RUST,
+        Language::Go => &GO,
+        Language::Python => &PYTHON,
+        Language::JavaScript => &JAVASCRIPT,
+        Language::C => &C,
+    }
+}
+
+/// Texts of the facets of a driver.
+struct Facets {
+    /// In the main source.
+    joints: String,
+    /// Names of traits after that of the driver, in Rust.
+    traits: String,
+    /// In the world.
+    includes: String,
+    golden: String,
+}
+
+impl Facets {
+    fn new(template: &Template, names: &[String]) -> Self {
+        let has = |name: &str| names.iter().any(|facet| facet == name);
+        let joints = template.facets.iter().filter(|facet| has(facet.name));
+        let traits: Vec<_> = names.iter().map(|name| capitalised(name)).collect();
+        let include = |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
+        let golden = GOLDEN.iter().filter(|(name, _)| has(name));
+        Self {
+            joints: joints.map(|facet| facet.joint).collect(),
+            traits: match traits.as_slice() {
+                [] => String::new(),
+                traits => format!(": {}", traits.join(", ")),
+            },
+            includes: names.iter().map(include).collect(),
+            golden: golden.map(|(_, text)| *text).collect(),
+        }
+    }
+}
+
+fn capitalised(name: &str) -> String {
+    let mut letters = name.chars();
+    let first = letters.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(letters).collect()
+}
+
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
     let env = values.stem.to_uppercase().replace('-', "_");
     let contract = CONTRACT
         .lines()
         .find_map(|line| line.strip_prefix("package nodedock:driver@"));
     let contract = contract.unwrap_or_default().trim_end_matches(';');
-    // These two have placeholders themselves; of the others, the whole name comes before a part of it.
+    let facets = Facets::new(template, values.facets);
+    let has_world = template.files.iter().any(|(path, _)| *path == WORLD.0);
+    let world = if has_world {
+        "; what this driver exports is in `wit/world.wit`"
+    } else {
+        ""
+    };
+    // These have placeholders themselves; of the others, the whole name comes before a part of it.
     let text = replace(
         text,
-        &[("@SETUP@", template.setup), ("@BUILD@", template.build)],
+        &[
+            ("@SETUP@", template.setup),
+            ("@BUILD@", template.build),
+            ("@FACETS@", &facets.joints),
+            ("@TRAITS@", &facets.traits),
+            ("@INCLUDES@", &facets.includes),
+            ("@GOLDEN@", &facets.golden),
+            ("@WORLD@", world),
+        ],
     );
     let all = [
         ("@LANGUAGE@", template.language),
@@ -266,11 +528,16 @@ mod tests {
     ];
 
     fn files_of(language: Language) -> BTreeMap<String, Vec<u8>> {
+        files_with(language, &[])
+    }
+
+    fn files_with(language: Language, facets: &[String]) -> BTreeMap<String, Vec<u8>> {
         let values = Values {
             name: "fast-nic.example.org",
             stem: "fast-nic",
             sdk: "\"0.1\"",
             note: "",
+            facets,
         };
         let all = files(language, &values);
         let count = all.len();
@@ -285,11 +552,14 @@ mod tests {
         let wit: Vec<_> = wit
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        for language in LANGUAGES {
-            let all = files_of(language);
+        for (language, facets) in LANGUAGES
+            .into_iter()
+            .flat_map(|language| [(language, vec![]), (language, facets())])
+        {
+            let all = files_with(language, &facets);
             for name in &wit {
                 assert!(
-                    all.contains_key(&format!("wit/{name}")),
+                    all.contains_key(&format!("wit/deps/nodedock-driver/{name}")),
                     "{language:?} lacks {name}"
                 );
             }
@@ -297,6 +567,7 @@ mod tests {
                 let text = String::from_utf8(bytes.clone()).unwrap();
                 let placeholder = [
                     "NAME", "STEM", "ENV", "SDK", "SETUP", "BUILD", "NOTE", "CONTRACT", "VERSION",
+                    "FACETS", "TRAITS", "INCLUDES", "GOLDEN", "WORLD",
                 ]
                 .iter()
                 .find(|name| text.contains(&format!("@{name}@")));
@@ -310,6 +581,35 @@ mod tests {
         }
     }
 
+    /// A facet that the contract gains needs a template in each language.
+    #[test]
+    fn every_facet_has_a_template() {
+        let facets = facets();
+        assert_eq!(facets, ["configuration", "health", "scheduling"]);
+        for language in LANGUAGES {
+            let names: Vec<_> = template(language).facets.iter().map(|facet| facet.name).collect();
+            assert_eq!(names, facets, "{language:?}");
+            for facet in &facets {
+                let all = files_with(language, &[facet.clone()]);
+                let added = all.keys().filter(|path| path.contains(facet.as_str())).count();
+                assert!(added > 0 && all.len() == files_of(language).len() + added, "{language:?}");
+                let world = all.get("wit/world.wit").map(|text| String::from_utf8_lossy(text));
+                let included = format!("    include nodedock:driver/{facet}-facet@0.");
+                assert!(
+                    language == Language::Rust || world.is_some_and(|text| text.contains(&included)),
+                    "{language:?} {facet}"
+                );
+            }
+        }
+        let rust = files_with(Language::Rust, &facets);
+        let rust = String::from_utf8_lossy(&rust["src/lib.rs"]);
+        assert!(
+            rust.contains("export_driver!(NodeDriver: Configuration, Health, Scheduling);")
+                && rust.contains("mod configuration;\nmod health;\n"),
+            "{rust}"
+        );
+    }
+
     #[test]
     fn go_requires_what_its_bindings_import() {
         let files = files_of(Language::Go);
@@ -318,6 +618,15 @@ mod tests {
             let requirement = nodedock_bindings::go_requirement();
             assert!(text.contains(&requirement), "{file}: {requirement}");
         }
+    }
+
+    #[test]
+    fn helpers_import_the_contract_of_wit() {
+        let text = String::from_utf8(files_of(Language::JavaScript)["nodedock/sdk.js"].clone());
+        let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package "));
+        let (package, version) = contract.unwrap().trim_end_matches(';').split_once('@').unwrap();
+        let import = format!("from \"{package}/sysfs@{version}\";");
+        assert!(text.unwrap().contains(&import), "{import}");
     }
 
     #[test]
@@ -331,7 +640,6 @@ mod tests {
         for (language, source) in [
             (Language::Rust, "src/lib.rs"),
             (Language::Python, "driver.py"),
-            (Language::C, "driver.c"),
         ] {
             let text = text(language, source);
             assert!(
@@ -339,6 +647,8 @@ mod tests {
                 "{text}"
             );
         }
+        assert!(text(Language::C, "driver.c").contains("\"fast-nic.example.org\""));
+        assert!(text(Language::C, "nodes.h").contains("FAST_NIC_"));
         let grant = text(Language::C, "fast-nic.grant.yaml");
         let grant = nodedock_model::grant::Grant::parse(&grant).unwrap();
         assert_eq!(grant.allowed.env, ["FAST_NIC_*"]);
@@ -354,6 +664,7 @@ mod tests {
             stem: "my-gpu-a100",
             sdk,
             note: "",
+            facets: &[],
         };
         for language in LANGUAGES {
             let all: BTreeMap<_, _> = files(language, &values).into_iter().collect();

@@ -1,6 +1,7 @@
 //! The same small driver from several languages' tools, by the same list: what an author in any of them can rely on.
 
 mod conformance;
+mod helpers;
 mod list;
 mod new_drivers;
 mod swap;

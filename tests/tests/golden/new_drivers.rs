@@ -87,9 +87,7 @@ impl New {
 
     /// The commands of its `README.md`.
     async fn is_complete(&self) {
-        self.nodedock(&["driver", "build"])
-            .await
-            .done_with(&["driver/fast-nic.wasm, ", " bytes"]);
+        self.builds().await;
         let on_machine = ["fast-nic.wasm", "--hardware", "machine"];
         let check = [&["driver", "check"], &on_machine[..]].concat();
         self.nodedock(&check).await.done_with(&["no findings"]);
@@ -113,15 +111,75 @@ impl New {
     }
 }
 
+/// All facets of the contract.
+const FACETS: [&str; 2] = ["--facets", "configuration,health,scheduling"];
+/// The world without one of them.
+const HEALTH: &str = "include nodedock:driver/health-facet@0.2.0;";
+
+impl New {
+    async fn builds(&self) {
+        self.nodedock(&["driver", "build"])
+            .await
+            .done_with(&["driver/fast-nic.wasm, ", " bytes"]);
+    }
+
+    /// Its file has the facets, and a build refuses one that is implemented and not exported.
+    async fn has_facets_of_its_world(&self) {
+        self.nodedock(&["driver", "inspect", "fast-nic.wasm"])
+            .await
+            .done_with(&["facets    configuration, health, scheduling\n"]);
+        self.replace("wit/world.wit", HEALTH, "");
+        let refused = self.nodedock(&["driver", "build"]).await;
+        let shown = format!("{}{}", refused.stdout, refused.stderr);
+        assert_ne!(refused.code, Some(0), "{shown}");
+        for part in ["implements health, which the world driver does not export", HEALTH] {
+            assert!(shown.contains(part), "{part:?} in {shown}");
+        }
+        let world = std::fs::read_to_string(self.directory.join("wit/world.wit"));
+        let world = world.expect("the world is there");
+        let with_health = world.replacen("include ", &format!("{HEALTH}\n    include "), 1);
+        std::fs::write(self.directory.join("wit/world.wit"), with_health).expect("it is written");
+    }
+
+    /// What is printed is in the log, and an exception is the problem of its call, with its trace.
+    async fn explains_exceptions(&self, source: &str, before: &str, raises: &str, trace: &[&str]) {
+        self.replace(source, before, &format!("{before}{raises}"));
+        self.builds().await;
+        let args = ["driver", "test", "fast-nic.wasm", "--hardware", "machine"];
+        let mut command = self.root.command();
+        let failed = self.runs(command.args(args).env("NODEDOCK_LOG", "info")).await;
+        assert_ne!(failed.code, Some(0), "{failed:?}");
+        for part in [&["a line of the driver"], trace].concat() {
+            assert!(failed.stderr.contains(part), "{part:?} in {}", failed.stderr);
+        }
+    }
+
+    fn replace(&self, path: &str, before: &str, after: &str) {
+        let path = self.directory.join(path);
+        let text = std::fs::read_to_string(&path).expect("the file is there");
+        assert!(text.contains(before), "{before:?} in {text}");
+        std::fs::write(path, text.replacen(before, after, 1)).expect("it is written");
+    }
+}
+
 #[tokio::test]
 async fn new_rust_driver_is_complete() {
     let _turn = TURN.lock().await;
     let sdk = examples().join("../sdk");
-    let new = New::of("rust", &["--sdk", text(&sdk)], None).await;
+    let args = [&["--sdk", text(&sdk)], &FACETS[..]].concat();
+    let new = New::of("rust", &args, None).await;
     new.is_complete().await;
+    new.nodedock(&["driver", "inspect", "fast-nic.wasm"])
+        .await
+        .done_with(&["facets    configuration, health, scheduling\n"]);
     new.runs(Command::new("cargo").args(["test", "--quiet"]))
         .await
         .done_with(&["test result: ok. 1 passed"]);
+    new.replace("src/lib.rs", ", Health", "");
+    let refused = new.nodedock(&["driver", "build"]).await;
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    let why = "the driver implements Health, which export_driver! does not name";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
 }
 
 /// Go's own compiler, for WASI 0.1: the command makes a component of its module.
@@ -132,7 +190,7 @@ async fn new_go_driver_is_complete() {
     let Some(compiler) = or_skip("a new driver in Go", found) else {
         return;
     };
-    let new = New::of("go", &[], compiler.parent().map(Path::to_owned)).await;
+    let new = New::of("go", &FACETS, compiler.parent().map(Path::to_owned)).await;
     let fetched = new
         .runs(Command::new(&compiler).args(["mod", "download"]))
         .await;
@@ -147,9 +205,13 @@ async fn new_go_driver_is_complete() {
         return;
     }
     new.is_complete().await;
-    new.runs(Command::new(&compiler).args(["vet", "./driver"]))
+    new.runs(Command::new(&compiler).args(["vet", "-unsafeptr=false", "./driver"]))
         .await
         .done();
+    new.runs(Command::new(&compiler).args(["test", "./driver"]))
+        .await
+        .done_with(&["ok  \tnodedock-driver/driver"]);
+    new.has_facets_of_its_world().await;
 }
 
 #[tokio::test]
@@ -161,6 +223,9 @@ async fn new_c_driver_is_complete() {
         found.ok_or_else(|| "`cargo xtask golden` did not build the golden driver in C".to_owned());
     if or_skip("a new driver in C", found).is_some() {
         New::of("c", &[], None).await.is_complete().await;
+        let new = New::of("c", &FACETS, None).await;
+        new.is_complete().await;
+        new.has_facets_of_its_world().await;
     }
 }
 
@@ -171,9 +236,18 @@ async fn new_python_driver_is_complete() {
     let tool = program("componentize-py").unwrap_or_else(|| environment.join("componentize-py"));
     let found = run(std::process::Command::new(&tool).arg("--version"));
     if or_skip("a new driver in Python", found).is_some() {
-        New::of("python", &[], Some(environment))
+        let new = New::of("python", &FACETS, Some(environment.clone())).await;
+        new.is_complete().await;
+        new.has_facets_of_its_world().await;
+        let python = environment.join("python3");
+        let python = if python.is_file() { python } else { "python3".into() };
+        new.runs(Command::new(python).args(["-m", "unittest"]))
             .await
-            .is_complete()
+            .done();
+        let raises = "\n        print(\"a line of the driver\")\n        raise ValueError(\"broken\")";
+        let trace = ["ValueError: broken, at driver.py:", " in discover"];
+        let before = "def discover(self, ctx, trigger):";
+        new.explains_exceptions("driver.py", before, raises, &trace)
             .await;
     }
 }
@@ -192,7 +266,15 @@ async fn new_javascript_driver_is_complete() {
     let Some(modules) = or_skip("a new driver in JavaScript", found) else {
         return;
     };
-    let new = New::of("js", &[], None).await;
+    let new = New::of("js", &FACETS, None).await;
     std::os::unix::fs::symlink(modules, new.directory.join("node_modules")).expect("a new link");
     new.is_complete().await;
+    new.has_facets_of_its_world().await;
+    new.runs(Command::new("node").args(["--test", "driver.test.js"]))
+        .await
+        .done_with(&["# pass 1\n", "# fail 0\n"]);
+    let raises = "\n    console.log(\"a line of the driver\");\n    throw new RangeError(\"broken\");";
+    let trace = ["RangeError: broken, at discover@driver.js:"];
+    new.explains_exceptions("driver.js", "discover(_context, _trigger) {", raises, &trace)
+        .await;
 }

@@ -30,7 +30,7 @@ use nodedock_model::{DriverName, ObjectRef};
 const LONG_CALL: Duration = Duration::from_secs(1);
 /// Bytes of a function's name and of a whole trap message, and frames of the backtrace in it.
 const FRAME_NAME_BYTES: usize = 120;
-const TRAP_MESSAGE_BYTES: usize = 512;
+const TRAP_MESSAGE_BYTES: usize = 900;
 const FRAMES_SHOWN: usize = 3;
 
 /// A compiled driver within its limits.

@@ -7,14 +7,13 @@ package driver
 import (
 	"strings"
 
-	. "go.bytecodealliance.org/pkg/wit/types"
-	. "nodedock-driver/bindings/nodedock_driver_claims"
-	"nodedock-driver/bindings/nodedock_driver_common"
-	edits "nodedock-driver/bindings/nodedock_driver_container_edits"
-	nodes "nodedock-driver/bindings/nodedock_driver_device_nodes"
-	"nodedock-driver/bindings/nodedock_driver_discovery"
-	"nodedock-driver/bindings/nodedock_driver_identity"
-	"nodedock-driver/bindings/nodedock_driver_inventory"
+	nodedock "github.com/nodedock/nodedock/sdk/go"
+	claims "github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_claims"
+	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_common"
+	edits "github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_container_edits"
+	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_discovery"
+	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_identity"
+	"github.com/nodedock/nodedock/sdk/go/bindings/nodedock_driver_inventory"
 )
 
 const pool = "nodes"
@@ -32,79 +31,49 @@ func Describe() nodedock_driver_identity.DriverInfo {
 	}
 }
 
-func Discover(nodedock_driver_common.Context, nodedock_driver_discovery.Trigger) Result[nodedock_driver_inventory.Inventory, Problem] {
+func Discover(host nodedock.Host, _ nodedock_driver_common.Context, _ nodedock_driver_discovery.Trigger) (nodedock_driver_inventory.Inventory, error) {
 	found := nodedock_driver_inventory.Pool{Name: pool}
 	for i, path := range paths {
-		listed := nodes.Glob(path)
-		if listed.IsErr() {
-			return Err[nodedock_driver_inventory.Inventory](listed.Err())
-		}
 		// A node that this machine does not have is not an error.
-		for _, node := range listed.Ok() {
-			minor := nodedock_driver_inventory.MakeAttributeValueInt(int64(node.Minor))
+		nodes, err := host.GlobNodes(path)
+		if err != nil {
+			return nodedock_driver_inventory.Inventory{}, err
+		}
+		for _, node := range nodes {
 			found.Devices = append(found.Devices, nodedock_driver_inventory.Device{
 				Name:       names[i],
-				Attributes: []nodedock_driver_inventory.Attribute{{Name: "minor", Value: minor}},
+				Attributes: []nodedock_driver_inventory.Attribute{nodedock.Int("minor", int64(node.Minor))},
 				Identity:   []string{"dev:" + path},
 			})
 		}
 	}
-	inventory := nodedock_driver_inventory.Inventory{Pools: []nodedock_driver_inventory.Pool{found}}
-	return Ok[nodedock_driver_inventory.Inventory, Problem](inventory)
+	return nodedock_driver_inventory.Inventory{Pools: []nodedock_driver_inventory.Pool{found}}, nil
 }
 
-func Prepare(_ nodedock_driver_common.Context, claims []Claim) []PrepareOutcome {
-	var outcomes []PrepareOutcome
-	for _, claim := range claims {
-		outcomes = append(outcomes, PrepareOutcome{Uid: claim.Id.Uid, Outcome: prepare(claim)})
-	}
-	return outcomes
-}
-
-func Unprepare(_ nodedock_driver_common.Context, records []ClaimRecord) []UnprepareOutcome {
-	var outcomes []UnprepareOutcome
-	for _, record := range records {
-		// Nothing of a claim is left on the node.
-		outcomes = append(outcomes, UnprepareOutcome{Uid: record.Claim.Id.Uid, Outcome: Ok[Unit, Problem](Unit{})})
-	}
-	return outcomes
-}
-
-func prepare(claim Claim) Result[PreparedClaim, Problem] {
-	var prepared PreparedClaim
-	for _, allocated := range claim.Devices {
-		device := prepareDevice(allocated)
-		if device.IsErr() {
-			return Err[PreparedClaim](device.Err())
+func Prepare(host nodedock.Host, _ nodedock_driver_common.Context, claim claims.Claim) (claims.PreparedClaim, error) {
+	return nodedock.PrepareEach(claim, func(allocated claims.AllocatedDevice) (edits.ContainerEdits, error) {
+		for i, path := range paths {
+			if names[i] == allocated.Device {
+				return nodeEdits(host, allocated.Device, path)
+			}
 		}
-		prepared.Devices = append(prepared.Devices, device.Ok())
-	}
-	return Ok[PreparedClaim, Problem](prepared)
+		return edits.ContainerEdits{}, nodedock.NotFound("no-such-device", "there is no device %s", allocated.Device)
+	})
 }
 
-func prepareDevice(allocated AllocatedDevice) Result[PreparedDevice, Problem] {
-	for i, path := range paths {
-		if names[i] != allocated.Device {
-			continue
-		}
-		// A node that is gone is the host's problem.
-		if found := nodes.Stat(path); found.IsErr() {
-			return Err[PreparedDevice](found.Err())
-		}
-		variable := "MY_GPU_" + strings.ToUpper(strings.ReplaceAll(allocated.Device, "-", "_"))
-		node := edits.DeviceNode{Path: path, Access: edits.NodeAccessRead | edits.NodeAccessWrite}
-		// Without the subrequest of a prioritised list.
-		request, _, _ := strings.Cut(allocated.Request, "/")
-		return Ok[PreparedDevice, Problem](PreparedDevice{
-			Requests: []string{request},
-			Pool:     allocated.Pool,
-			Device:   allocated.Device,
-			ShareId:  allocated.ShareId,
-			Edits: edits.ContainerEdits{
-				Env:         []KeyValue{{Key: variable, Value: path}},
-				DeviceNodes: []edits.DeviceNode{node},
-			},
-		})
+func Unprepare(nodedock.Host, nodedock_driver_common.Context, claims.ClaimRecord) error {
+	// Nothing of a claim is left on the node.
+	return nil
+}
+
+func nodeEdits(host nodedock.Host, device, path string) (edits.ContainerEdits, error) {
+	// A node that is gone is the host's problem.
+	if _, err := host.StatNode(path); err != nil {
+		return edits.ContainerEdits{}, err
 	}
-	return Err[PreparedDevice](Problem{Kind: nodedock_driver_common.ProblemKindNotFound, Code: "no-such-device", Message: allocated.Device})
+	variable := "MY_GPU_" + strings.ToUpper(strings.ReplaceAll(device, "-", "_"))
+	return edits.ContainerEdits{
+		Env:         []nodedock_driver_common.KeyValue{nodedock.Env(variable, path)},
+		DeviceNodes: []edits.DeviceNode{nodedock.Node(path)},
+	}, nil
 }
