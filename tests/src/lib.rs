@@ -15,6 +15,7 @@ pub mod machine;
 pub mod metrics;
 pub mod node_api;
 pub mod places;
+pub mod podman;
 pub mod recorded;
 pub mod root;
 mod service;

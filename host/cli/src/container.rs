@@ -12,14 +12,15 @@ mod cdi;
 mod oci;
 mod runtime;
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, CommandFactory, FromArgMatches, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use nodedock_base::process::Process;
-use nodedock_kube::client::ErrorKind;
+use nodedock_kube::client::{ApiError, ErrorKind};
 use nodedock_kube::local::{CONSUMER_ANNOTATION, CREATOR_ANNOTATION, annotation_of};
 use nodedock_kube::local_client::LocalClient;
 use nodedock_model::{Edits, ObjectRef};
@@ -31,12 +32,15 @@ use uuid::Uuid;
 use super::local_api::{connect, namespace, text};
 use super::output::{print_error, print_text};
 use super::owned_claim::{
-    DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
+    DAEMON_RETRY, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, has_processes, new_name,
 };
-use super::{Command, Location};
-use nodedockd::device_names::{self, ClassDevice};
+use super::{CommandError, Location};
+use nodedockd::device_names::{self, ClassDevice, DAEMON_WAIT_SECONDS};
 
 pub(super) use runtime::{arguments as runtime_arguments, main as runtime_main};
+
+/// The command of the hooks.
+const COMMAND: &str = "container";
 
 /// Annotation of a claim with the ID of its container.
 const CONTAINER_ANNOTATION: &str = "container.nodedock.dev/id";
@@ -56,7 +60,7 @@ pub(super) enum ContainerCommand {
     Precreate(SettingsArgs),
     /// Let a claim belong to a container: the hook createRuntime of a container with devices
     #[command(hide = true)]
-    Created(ClaimArgs),
+    Created(CreatedArgs),
     /// Wait until the claim of a container has ended: the hook poststop of a container with devices
     #[command(hide = true)]
     Deleted(ClaimArgs),
@@ -79,6 +83,15 @@ pub(super) struct ClaimArgs {
     consumer: Option<String>,
 }
 
+#[derive(Args)]
+pub(super) struct CreatedArgs {
+    #[command(flatten)]
+    claim: ClaimArgs,
+    /// Seconds to wait for a daemon that is being started
+    #[arg(long, value_name = "SECONDS", default_value_t = DAEMON_WAIT_SECONDS)]
+    daemon_wait_seconds: u64,
+}
+
 /// A mark of a container.
 #[derive(Args)]
 pub(super) struct MarkArgs {
@@ -94,7 +107,7 @@ pub(super) struct SettingsArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     wait_seconds: u64,
     /// Seconds to wait for a daemon that is being started
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = DAEMON_WAIT_SECONDS)]
     daemon_wait_seconds: u64,
 }
 
@@ -102,7 +115,7 @@ impl Default for SettingsArgs {
     fn default() -> Self {
         Self {
             wait_seconds: 0,
-            daemon_wait_seconds: 30,
+            daemon_wait_seconds: DAEMON_WAIT_SECONDS,
         }
     }
 }
@@ -184,16 +197,17 @@ async fn give_devices(
         return Ok(false);
     };
     let location = &marked.location;
-    let client = connect_in_time(location, settings).await?;
+    let daemon = Duration::from_secs(settings.daemon_wait_seconds);
+    let client = in_time(daemon, async || connect(location).await).await?;
     let wait = DeviceWait {
         most: Some(Duration::from_secs(settings.wait_seconds)),
         report: |line| log(INFORMATION, line),
-        daemon: Duration::from_secs(settings.daemon_wait_seconds),
+        daemon,
         waits_for_missing: false,
     };
     let uses = uses(&client, &marked, container, creator, wait.daemon).await?;
     for of in &uses {
-        let given = give(config, &client, &marked, of, wait).await;
+        let given = give(config, &marked, of, wait).await;
         if let Err(error) = given {
             for of in &uses {
                 of.end(location, &client).await;
@@ -272,17 +286,11 @@ async fn uses(
 }
 
 /// Prepares a claim, and puts its edits and its hooks into the configuration.
-async fn give(
-    config: &mut Value,
-    client: &LocalClient,
-    marked: &Marked,
-    of: &Use,
-    wait: DeviceWait,
-) -> Result<()> {
+async fn give(config: &mut Value, marked: &Marked, of: &Use, wait: DeviceWait) -> Result<()> {
     let location = &marked.location;
     let prepared = of
         .claim
-        .prepare(location, client, of.consumer.as_ref(), wait)
+        .prepare(location, of.consumer.as_ref(), wait)
         .await?;
     for edits in edits(&prepared)? {
         oci::apply(config, &edits)?;
@@ -295,7 +303,8 @@ async fn give(
         root: location.root.clone(),
         socket: location.socket.clone(),
     };
-    oci::apply(config, &hooks.claim_edits(id, consumer))
+    let daemon_wait = Some(wait.daemon.as_secs());
+    oci::apply(config, &hooks.claim_edits(id, consumer, daemon_wait))
 }
 
 /// Returns the container edits of the devices, without the hooks of their claim.
@@ -326,24 +335,55 @@ fn device_hooks(config: &mut Value) -> Result<Vec<Vec<String>>> {
     oci::take_hooks(config, device_names::STAGE, device_names::is_claim)
 }
 
+/// The part of the command line that hooks use: it is parsed in a fraction of the time of all of it, and each container waits for some of them.
+#[derive(Parser)]
+#[command(name = "nodedock")]
+struct HookLine {
+    #[command(flatten)]
+    location: Location,
+    #[command(subcommand)]
+    command: HookCommand,
+}
+
+#[derive(Subcommand)]
+enum HookCommand {
+    #[command(subcommand)]
+    Container(ContainerCommand),
+}
+
+/// Returns the command of a hook. `None`: the whole command line has to say what it is.
+pub(super) fn hook(args: Vec<OsString>) -> Option<(Location, ContainerCommand)> {
+    let is_hook = args.iter().any(|arg| arg == COMMAND);
+    // no error: the whole command line names what is wrong
+    let line = is_hook.then(|| HookLine::try_parse_from(args).ok())??;
+    let HookCommand::Container(command) = line.command;
+    Some((line.location, command))
+}
+
 fn parse_mark(args: &[String]) -> Result<(Location, MarkArgs)> {
-    let matches = super::Cli::command().try_get_matches_from(args)?;
-    let super::Cli { location, command } = super::Cli::from_arg_matches(&matches)?;
+    let HookLine { location, command } = HookLine::try_parse_from(args)?;
     match command {
-        Command::Container(ContainerCommand::Device(mark)) => Ok((location, mark)),
-        _ => bail!("it is another command"),
+        HookCommand::Container(ContainerCommand::Device(mark)) => Ok((location, mark)),
+        HookCommand::Container(_) => bail!("it is another command"),
     }
 }
 
-async fn connect_in_time(location: &Location, settings: &SettingsArgs) -> Result<LocalClient> {
+/// Repeats work while the daemon does not answer, for at most this time.
+async fn in_time<T>(most: Duration, work: impl AsyncFn() -> Result<T>) -> Result<T> {
     let began = Instant::now();
-    let most = Duration::from_secs(settings.daemon_wait_seconds);
     loop {
-        match connect(location).await {
-            Err(_) if began.elapsed() < most => sleep(DAEMON_RETRY).await,
-            connected => return connected,
+        match work().await {
+            Err(error) if is_absent(&error) && began.elapsed() < most => sleep(DAEMON_RETRY).await,
+            done => return done,
         }
     }
+}
+
+/// Returns whether an error says that the local API did not answer.
+fn is_absent(error: &anyhow::Error) -> bool {
+    let of_api = error.downcast_ref::<ApiError>();
+    matches!(error.downcast_ref(), Some(CommandError::NoLocalApi { .. }))
+        || of_api.is_some_and(ApiError::is_unreachable)
 }
 
 /// The state of a container that a runtime gives to its hooks (OCI runtime specification).
@@ -355,13 +395,14 @@ struct State {
 }
 
 /// Lets the claim belong to the first process of the container, and no more to the program that creates it.
-async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
+async fn created(location: &Location, args: &CreatedArgs) -> Result<()> {
     let state: State =
         serde_json::from_value(read_input().context("read the state of the container")?)?;
     let process =
         Process::of_container(state.pid).context("identify the first process of the container")?;
     let (key, value) = annotation_of(&process);
-    let annotations = match &args.consumer {
+    let claim = &args.claim;
+    let annotations = match &claim.consumer {
         Some(pod) => vec![(format!("{CONSUMER_ANNOTATION}{pod}"), Some(value))],
         None => vec![
             (key, Some(value)),
@@ -369,7 +410,17 @@ async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
             (CONTAINER_ANNOTATION.to_owned(), Some(state.id)),
         ],
     };
-    let client = connect_in_time(location, &SettingsArgs::default()).await?;
+    let most = Duration::from_secs(args.daemon_wait_seconds);
+    in_time(most, async || follow(location, claim, &annotations).await).await
+}
+
+/// Writes the annotations by which the claim belongs to the container. What was written before may be written again.
+async fn follow(
+    location: &Location,
+    args: &ClaimArgs,
+    annotations: &[(String, Option<String>)],
+) -> Result<()> {
+    let client = connect(location).await?;
     let ended = || {
         format!(
             "claim {}/{} has no devices for the container any more",
@@ -390,7 +441,7 @@ async fn created(location: &Location, args: &ClaimArgs) -> Result<()> {
             &args.name,
             &args.uid,
             version.as_deref(),
-            &annotations,
+            annotations,
         )
         .await
         .with_context(ended)?;
@@ -429,7 +480,7 @@ async fn deleted(location: &Location, args: &ClaimArgs) -> Result<()> {
     let Some(found) = claim.filter(|claim| text(claim, "/metadata/uid") == args.uid) else {
         return Ok(());
     };
-    if !OwnedClaim::of(&found)?.has_others(&client, &[]).await? {
+    if !has_processes(&found, &[])? {
         client
             .until_gone(&args.namespace, &args.name, &args.uid, END_WAIT)
             .await;

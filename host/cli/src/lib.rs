@@ -116,6 +116,10 @@ pub fn main() -> ExitCode {
             None,
         );
     }
+    if let Some((location, command)) = container::hook(std::env::args_os().collect()) {
+        let done = block_on(container::run(&location, command));
+        return exit_code(done, &location, None);
+    }
     let Cli { location, command } = Cli::parse();
     let runs_program = matches!(command, Command::RunWith(_) | Command::InternalHold(_));
     let failed = runs_program.then_some(run_with::FAILED);

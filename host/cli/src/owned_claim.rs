@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use nodedock_base::process::Process;
 use nodedock_kube::client::ErrorKind;
-use nodedock_kube::local::PROCESS_ANNOTATION;
+use nodedock_kube::local::{FINALIZER, PROCESS_ANNOTATION};
 use nodedock_kube::local_client::{LocalClient, ObjectError};
 use nodedock_model::ObjectRef;
 use nodedock_proto::node::v1;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::client::{connect, is_connection_error};
+use super::client::{connect, is_connection_error, is_not_allocated};
 use super::local_api::text;
 use super::output::print_error;
 use super::pods::request_for;
@@ -104,7 +104,10 @@ impl OwnedClaim {
             .collect();
         let object = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-            "metadata": { "name": name, "annotations": annotations, "labels": claim.labels },
+            // The daemon would add the finalizer before it allocates the claim: one write less.
+            "metadata": {
+                "name": name, "annotations": annotations, "labels": claim.labels, "finalizers": [FINALIZER],
+            },
             "spec": claim.spec,
         });
         let began = Instant::now();
@@ -149,21 +152,10 @@ impl OwnedClaim {
     /// Returns whether processes run to which the claim belongs, other than these, by number.
     pub(super) async fn has_others(&self, client: &LocalClient, own: &[i32]) -> Result<bool> {
         let (namespace, name) = (self.id.namespace.as_str(), self.id.name.as_str());
-        let Some(claim) = client.claim(namespace, name).await? else {
-            return Ok(false);
-        };
-        let annotations = claim.pointer("/metadata/annotations");
-        for (key, value) in annotations.and_then(Value::as_object).into_iter().flatten() {
-            if !key.starts_with(PROCESS_ANNOTATION) {
-                continue;
-            }
-            let process: Process = serde_json::from_str(value.as_str().unwrap_or_default())
-                .with_context(|| format!("annotation {key} of claim {}", self.name()))?;
-            if !own.contains(&process.pid) && process.is_running()? {
-                return Ok(true);
-            }
+        match client.claim(namespace, name).await? {
+            Some(claim) => has_processes(&claim, own),
+            None => Ok(false),
         }
-        Ok(false)
     }
 
     /// Ends it. What fails here is done by the daemon when the processes have ended.
@@ -202,17 +194,64 @@ impl OwnedClaim {
     }
 
     /// Waits for the devices, and prepares them for a pod; without one for a pod with the identity of the claim, which needs no object.
+    ///
+    /// The daemon itself waits for the allocation, so usually one request does both.
     pub(super) async fn prepare(
         &self,
         location: &Location,
-        client: &LocalClient,
         pod: Option<&ObjectRef>,
         wait: DeviceWait,
     ) -> Result<PreparedDevices> {
-        self.wait_for_devices(location, client, wait).await?;
+        let began = Instant::now();
+        let end = wait.most.map(|most| began + most.max(DECISION_LOOK));
+        let mut prepared = pin!(self.prepare_allocated(location, pod, end, wait.daemon));
+        let (mut pause, mut shown) = (WAIT_LOOK_MIN, String::new());
+        loop {
+            let next = Instant::now() + pause;
+            let next = end.map_or(next, |end| end.min(next));
+            let look = async {
+                sleep_until(next).await;
+                self.waiting(location).await
+            };
+            let waiting = tokio::select! {
+                biased;
+                prepared = &mut prepared => return prepared,
+                waiting = look => waiting,
+            };
+            let is_over = end.is_some_and(|end| Instant::now() >= end);
+            match waiting {
+                Ok(Some(waiting)) if is_over || (waiting.never && !wait.waits_for_missing) => {
+                    bail!("there are no devices: {}", reason(&waiting));
+                }
+                Err(error) if is_over && !is_away(&error) => {
+                    return Err(error.context("wait for devices"));
+                }
+                // It is allocated, or the daemon says soon that it is not; one that is restarted as soon as it answers.
+                Ok(None) | Err(_) if is_over => return prepared.await,
+                Ok(None) | Err(_) => {}
+                Ok(Some(waiting)) => {
+                    let reason = reason(&waiting);
+                    if reason != shown {
+                        (wait.report)(&format!("{} waits for devices: {reason}", self.name()));
+                        shown = reason;
+                    }
+                }
+            }
+            pause = (pause * 2).min(WAIT_LOOK_MAX);
+        }
+    }
+
+    /// Prepares it when it is allocated; after the end only if it is by then.
+    async fn prepare_allocated(
+        &self,
+        location: &Location,
+        pod: Option<&ObjectRef>,
+        end: Option<Instant>,
+        daemon_wait: Duration,
+    ) -> Result<PreparedDevices> {
         let pod = pod.unwrap_or(&self.id).clone();
         let request = convert::pod_message(&request_for(pod, vec![self.id.name.clone()]), &[]);
-        let began = Instant::now();
+        let mut away_since = None;
         let answer = loop {
             // A request may be repeated at any time.
             let answer = match connect(location).await {
@@ -222,13 +261,24 @@ impl OwnedClaim {
                     .map_err(anyhow::Error::from),
                 Err(error) => Err(error.into()),
             };
-            match answer {
+            let error = match answer {
                 Ok(answer) => break answer.into_inner(),
-                Err(error) if is_away(&error) && began.elapsed() < wait.daemon => {
-                    sleep(DAEMON_RETRY).await
+                Err(error) => error,
+            };
+            if is_away(&error) {
+                let since = *away_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= daemon_wait {
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
+                sleep(DAEMON_RETRY).await;
+                continue;
             }
+            // The daemon has waited for a while.
+            let is_not_allocated = error.downcast_ref().is_some_and(is_not_allocated);
+            if !is_not_allocated || end.is_some_and(|end| Instant::now() >= end) {
+                return Err(error);
+            }
+            away_since = None;
         };
         if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
             bail!("claim {} is not prepared: {}", self.name(), problem.message);
@@ -246,53 +296,6 @@ impl OwnedClaim {
         })
     }
 
-    async fn wait_for_devices(
-        &self,
-        location: &Location,
-        client: &LocalClient,
-        wait: DeviceWait,
-    ) -> Result<()> {
-        let (namespace, name) = (self.id.namespace.as_str(), self.id.name.as_str());
-        let mut allocated = pin!(client.until_allocated(namespace, name));
-        let began = Instant::now();
-        let end = wait.most.map(|most| began + most);
-        let (mut pause, mut shown) = (WAIT_LOOK_MIN, String::new());
-        loop {
-            let next = Instant::now() + pause;
-            let next = end.map_or(next, |end| end.min(next));
-            let look = async {
-                sleep_until(next).await;
-                self.waiting(location).await
-            };
-            let waiting = tokio::select! {
-                biased;
-                found = &mut allocated => {
-                    let gone = || format!("claim {} was deleted", self.name());
-                    return found.map(drop).with_context(gone);
-                }
-                waiting = look => waiting,
-            };
-            let is_over = end.is_some_and(|end| Instant::now() >= end);
-            match waiting {
-                Ok(Some(waiting)) if is_over || (waiting.never && !wait.waits_for_missing) => {
-                    bail!("there are no devices: {}", reason(&waiting));
-                }
-                // An answer of a daemon that is restarted comes later.
-                Err(error) if is_over => return Err(error.context("wait for devices")),
-                Ok(None) if is_over => bail!("claim {} was not decided in time", self.name()),
-                Ok(Some(waiting)) => {
-                    let reason = reason(&waiting);
-                    if reason != shown {
-                        (wait.report)(&format!("{} waits for devices: {reason}", self.name()));
-                        shown = reason;
-                    }
-                }
-                Ok(None) | Err(_) => {}
-            }
-            pause = (pause * 2).min(WAIT_LOOK_MAX);
-        }
-    }
-
     /// Returns why it is not allocated. `None`: it is, or that is not decided in time.
     async fn waiting(&self, location: &Location) -> Result<Option<v1::WaitingClaim>> {
         let began = Instant::now();
@@ -303,6 +306,27 @@ impl OwnedClaim {
             }
         }
     }
+}
+
+/// Returns whether processes run to which a claim belongs, other than these, by number.
+pub(super) fn has_processes(claim: &Value, own: &[i32]) -> Result<bool> {
+    let annotations = claim.pointer("/metadata/annotations");
+    for (key, value) in annotations.and_then(Value::as_object).into_iter().flatten() {
+        if !key.starts_with(PROCESS_ANNOTATION) {
+            continue;
+        }
+        let process: Process = serde_json::from_str(value.as_str().unwrap_or_default())
+            .with_context(|| {
+                format!(
+                    "annotation {key} of claim {}",
+                    text(claim, "/metadata/name")
+                )
+            })?;
+        if !own.contains(&process.pid) && process.is_running()? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Returns why a claim waits, as one sentence.

@@ -120,7 +120,7 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
         waits_for_missing: args.wait_for_missing,
     };
     let prepared = tokio::select! {
-        prepared = claim.prepare(location, &client, None, wait) => prepared,
+        prepared = claim.prepare(location, None, wait) => prepared,
         signal = signals.received() => {
             Err(CommandError::Ended { code: exit_code(OF_SIGNALS + signal.as_raw()) }.into())
         }

@@ -2,11 +2,14 @@
 
 use std::path::Path;
 
+use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_client::NodeClient;
+use nodedock_proto::prost::Message;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use nodedock_model::limit::NODE_API_MESSAGE_BYTES_MAX;
+use nodedock_model::{ProblemCode, ProblemKind};
 
 use crate::{CommandError, Location};
 
@@ -38,6 +41,16 @@ pub fn is_connection_error(status: &Status) -> bool {
     // Only what this side made has a source: one that is reset in a call is `Unknown`.
     std::error::Error::source(status).is_some()
         || status.code() == Code::Unavailable && status.details().is_empty()
+}
+
+/// Returns whether the daemon has waited for the devices of a claim, and would wait again.
+pub fn is_not_allocated(status: &Status) -> bool {
+    // no error: a status without a problem says nothing of a claim
+    let problem = v1::Problem::decode(status.details()).ok();
+    problem.is_some_and(|problem| {
+        problem.code == ProblemCode::ClaimNotAllocated.as_str()
+            && problem.kind == ProblemKind::Unavailable.as_str()
+    })
 }
 
 /// Turns the status of a call into the error that the command fails with: the daemon's own message, if it answered.

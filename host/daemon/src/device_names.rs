@@ -37,6 +37,8 @@ const CLAIM_PREFIX: &str = "claim-";
 const MARK: [&str; 2] = ["container", "device"];
 /// Name of the program, the first argument of its hooks.
 const NAME: &str = "nodedock";
+/// Seconds that a container waits for a daemon that does not run, unless it is configured.
+pub const DAEMON_WAIT_SECONDS: u64 = 30;
 /// Command of the hook by which a claim belongs to a container.
 const CREATED: &str = "created";
 
@@ -135,20 +137,32 @@ impl Program {
         }
     }
 
-    /// Returns the hooks by which a claim belongs to a container, or a container uses it as the pod with the UID `consumer`.
-    pub fn claim_edits(&self, claim: &ObjectRef, consumer: Option<&str>) -> Edits {
-        let hook = |stage: &str, command: &str| {
+    /// Returns the hooks by which a claim belongs to a container, or a container uses it as the pod with the UID `consumer`. `daemon_wait`: the
+    /// seconds that the container waits for a daemon which does not run, where it is not [`DAEMON_WAIT_SECONDS`].
+    pub fn claim_edits(
+        &self,
+        claim: &ObjectRef,
+        consumer: Option<&str>,
+        daemon_wait: Option<u64>,
+    ) -> Edits {
+        let consumer = consumer.map(|pod| format!("--consumer={pod}"));
+        let of_claim = [
+            claim.namespace.to_string(),
+            claim.name.to_string(),
+            claim.uid.to_string(),
+        ];
+        let hook = |stage: &str, command: &str, wait: Option<String>| {
             let mut args = vec![MARK[0].to_owned(), command.to_owned()];
-            args.extend(consumer.map(|pod| format!("--consumer={pod}")));
-            args.extend([
-                claim.namespace.to_string(),
-                claim.name.to_string(),
-                claim.uid.to_string(),
-            ]);
+            args.extend(consumer.iter().cloned().chain(wait));
+            args.extend(of_claim.clone());
             self.hook(stage, args)
         };
+        let wait = daemon_wait.map(|seconds| format!("--daemon-wait-seconds={seconds}"));
         Edits {
-            hooks: vec![hook(STAGE, CREATED), hook("poststop", "deleted")],
+            hooks: vec![
+                hook(STAGE, CREATED, wait),
+                hook("poststop", "deleted", None),
+            ],
             ..Edits::default()
         }
     }
@@ -182,7 +196,7 @@ fn render(daemon: &str, names: &LocalNames, program: &Program) -> CdiFiles {
     }
     let claims = names.of_processes.iter().map(|claim| Device {
         name: device_of(claim.namespace.as_str(), claim.name.as_str()),
-        container_edits: program.claim_edits(claim, None),
+        container_edits: program.claim_edits(claim, None, None),
     });
     let claims: Vec<_> = claims.collect();
     if !claims.is_empty() {
@@ -509,6 +523,16 @@ mod tests {
             ]
         );
         assert!(is_claim(&device.container_edits.hooks[0].args));
+        let claim = ObjectRef::new("default", "c", "u").unwrap();
+        let edits = program().claim_edits(&claim, Some("p"), Some(7));
+        let args = [0, 1].map(|hook| edits.hooks[hook].args[6..].join(" "));
+        assert_eq!(
+            args,
+            [
+                "created --consumer=p --daemon-wait-seconds=7 default c u",
+                "deleted --consumer=p default c u"
+            ]
+        );
     }
 
     #[tokio::test]

@@ -1,148 +1,15 @@
 //! Other people's software: a container that podman and runc start sees what was prepared.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
 use nodedock_tests::cdi::CdiFile;
 use nodedock_tests::drivers::{
     DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
 };
-use nodedock_tests::machine::{is_root, or_skip, program, skip};
-use nodedock_tests::{Daemon, Options, Root, own_pool};
+use nodedock_tests::machine::{or_skip, skip};
+use nodedock_tests::podman::{CDI_DIR, Podman};
+use nodedock_tests::{Daemon, Options, own_pool};
 use serde_json::Value;
-
-/// Directory that podman reads; its version here takes no other.
-pub(crate) const CDI_DIR: &str = "/var/run/cdi";
-
-pub(crate) struct Podman {
-    podman: PathBuf,
-    pub(crate) runtime: PathBuf,
-    /// Options of podman, and of its command `run`.
-    pub(crate) options: [Vec<String>; 2],
-}
-
-impl Podman {
-    pub(crate) fn find() -> Result<Self, String> {
-        let podman = program("podman").ok_or("podman is not installed")?;
-        let runtime = program("runc").ok_or("runc is not installed")?;
-        if !is_root() {
-            return Err("it needs root".to_owned());
-        }
-        let busybox = Command::new("/bin/busybox")
-            .arg("true")
-            .stdin(Stdio::null())
-            .status();
-        if !busybox.is_ok_and(|status| status.success()) {
-            return Err("there is no /bin/busybox".to_owned());
-        }
-        Ok(Self {
-            podman,
-            runtime,
-            options: Default::default(),
-        })
-    }
-
-    /// Returns podman and its arguments before a command.
-    fn program(&self, root: &Root) -> Vec<String> {
-        let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-        let storage = |name: &str| text(&root.path().join("podman").join(name));
-        let mut arguments = vec![text(&self.podman), "--root".to_owned(), storage("root")];
-        arguments.extend([
-            "--runroot".to_owned(),
-            storage("run"),
-            "--tmpdir".to_owned(),
-            storage("tmp"),
-        ]);
-        arguments.extend([
-            "--storage-driver=vfs".to_owned(),
-            "--runtime".to_owned(),
-            text(&self.runtime),
-        ]);
-        let [of_podman, _] = &self.options;
-        arguments.extend(["--cgroup-manager=cgroupfs", "--events-backend=none"].map(str::to_owned));
-        arguments.extend_from_slice(of_podman);
-        arguments
-    }
-
-    /// Ends and removes every container of a root, with what is mounted for it.
-    pub(crate) async fn remove_all(&self, root: &Root) {
-        let mut words = self.program(root).into_iter();
-        let mut command = tokio::process::Command::new(words.next().expect("the program"));
-        command
-            .args(words)
-            .args(["rm", "--all", "--force", "--time", "0"]);
-        // A monitor that was killed makes the first removal fail, and not the second.
-        for _ in 0..2 {
-            let removed = command.stdin(Stdio::null()).output();
-            let removed = tokio::time::timeout(nodedock_tests::DEADLINE, removed).await;
-            if removed.expect("podman ends").unwrap().status.success() {
-                return;
-            }
-        }
-        panic!("containers stay");
-    }
-
-    /// Returns the arguments that run a shell command in a container, on a directory with nothing but busybox.
-    pub(crate) fn arguments(&self, root: &Root, script: &str) -> Vec<String> {
-        let rootfs = root.path().join("rootfs");
-        fill(&rootfs);
-        let mut arguments = self.program(root);
-        let [_, of_run] = &self.options;
-        let fixed = ["run", "--rm", "--network=none"].map(str::to_owned);
-        arguments.extend(fixed.into_iter().chain(of_run.iter().cloned()));
-        let limits = [
-            "--ulimit",
-            "nofile=16384:16384",
-            "--ulimit",
-            "nproc=32768:32768",
-            "--rootfs",
-        ];
-        arguments.extend(limits.map(str::to_owned));
-        arguments.push(rootfs.to_str().expect("UTF-8").to_owned());
-        arguments.extend(["/bin/busybox", "sh", "-c", script].map(str::to_owned));
-        arguments
-    }
-
-    /// Runs a shell command in a container with the devices, on a directory with nothing but busybox.
-    pub(crate) async fn run(
-        &self,
-        root: &Root,
-        devices: &[&str],
-        script: &str,
-    ) -> Result<String, String> {
-        let mut arguments = self.arguments(root, script).into_iter();
-        let mut command = tokio::process::Command::new(arguments.next().expect("the program"));
-        for argument in arguments {
-            let is_run = argument == "run";
-            command.arg(argument);
-            if is_run {
-                command.args(devices.iter().flat_map(|device| ["--device", device]));
-            }
-        }
-        let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-        let output = tokio::time::timeout(nodedock_tests::DEADLINE, output)
-            .await
-            .map_err(|_| "podman hangs")?;
-        let output = output.map_err(|error| error.to_string())?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() {
-            Ok(text(&output.stdout))
-        } else {
-            Err(text(&output.stderr))
-        }
-    }
-}
-
-fn fill(rootfs: &Path) {
-    for dir in ["bin", "dev", "etc", "proc", "sys", "tmp"] {
-        std::fs::create_dir_all(rootfs.join(dir)).unwrap();
-    }
-    // A container may run it.
-    let busybox = rootfs.join("bin/busybox");
-    if !busybox.exists() {
-        std::fs::copy("/bin/busybox", busybox).unwrap();
-    }
-}
 
 /// Removes what a failed test leaves in a directory that is not ours.
 struct Leftovers(Vec<PathBuf>);

@@ -1,8 +1,9 @@
 //! `nodedock runtime`: an OCI runtime around another one. Before `create` and `run` the container gets the devices that it names; then this
 //! process becomes the other runtime, with the same arguments.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,11 +85,13 @@ pub(in super::super) fn arguments(
 /// The container gets no devices; the other runtime cannot be run.
 pub(in super::super) fn main(arguments: &[OsString]) -> Result<()> {
     let config = Config::read()?;
-    if let Err(error) = prepare(arguments, &config.settings) {
-        log(arguments, &error);
-        return Err(error);
-    }
-    let runtime = config.runtime()?;
+    // First: without a runtime no container needs a device.
+    let runtime = config.runtime();
+    let prepared = runtime.and_then(|path| {
+        prepare(arguments, &config.settings)?;
+        Ok(path)
+    });
+    let runtime = prepared.inspect_err(|error| log(arguments, error))?;
     let error = Command::new(&runtime).args(arguments).exec();
     Err(error).with_context(|| format!("run {}", runtime.display()))
 }
@@ -122,18 +125,36 @@ impl Config {
             Some(name) => vec![name],
             None => RUNTIMES.iter().map(Path::new).collect(),
         };
-        for name in &names {
-            for directory in &directories {
-                let path = directory.join(name);
-                if file::is_file(&path)? {
-                    return Ok(path);
+        find(&names, &directories)
+    }
+}
+
+/// Returns the first of the programs that is in one of the directories. Those that this user may not look into are passed over, as by execvp(3):
+/// rootless tools often have the PATH of another user.
+fn find(names: &[&Path], directories: &[PathBuf]) -> Result<PathBuf> {
+    let mut closed = BTreeSet::new();
+    for name in names {
+        for directory in directories {
+            let path = directory.join(name);
+            match file::is_file(&path) {
+                Ok(true) => return Ok(path),
+                Ok(false) => {}
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    closed.insert(directory);
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("look for {}", path.display()));
                 }
             }
         }
-        bail!(
-            "no OCI runtime of {names:?} is in PATH: {CONFIG} names one (`runtime: /usr/sbin/runc`)"
-        )
     }
+    let closed = match closed.is_empty() {
+        true => String::new(),
+        false => format!("; of it this user may not look into {closed:?}"),
+    };
+    bail!(
+        "no OCI runtime of {names:?} is in PATH{closed}: {CONFIG} names one (`runtime: /usr/sbin/runc`)"
+    )
 }
 
 /// A command that begins a container.
@@ -253,6 +274,28 @@ mod tests {
         );
         assert_eq!(of("nodedock --root / runtime"), None);
         assert_eq!(of("nodedock"), None);
+    }
+
+    #[test]
+    fn runtime_is_found_in_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let [empty, full] = ["empty", "full"].map(|name| directory.path().join(name));
+        for path in [&empty, &full] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::fs::write(full.join("crun"), "").unwrap();
+        let names = ["runc", "crun"].map(Path::new);
+        let found = find(&names, &[empty.clone(), full.clone()]).unwrap();
+        assert_eq!(found, full.join("crun"));
+        let error = find(&names, &[empty]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no OCI runtime of [\"runc\", \"crun\"] is in PATH: "),
+            "{error}"
+        );
+        let looped = full.join("runc");
+        std::os::unix::fs::symlink(&looped, &looped).unwrap();
+        let error = find(&names, &[full]).unwrap_err().to_string();
+        assert_eq!(error, format!("look for {}", looped.display()));
     }
 
     #[test]

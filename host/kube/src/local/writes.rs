@@ -211,15 +211,19 @@ impl Writes {
             .map_err(ApiError::from)
     }
 
+    /// Ends the allocation of a claim that is being deleted. One that nothing else keeps is gone then.
     async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, ApiError> {
+        let others = claim.finalizers().iter().filter(|name| *name != FINALIZER);
+        let others: Vec<_> = others.cloned().collect();
+        if others.is_empty() {
+            let gone = self.finalizers(claim, others).await?;
+            return Ok(ResourceClaim {
+                status: None,
+                ..gone
+            });
+        }
         let ended = json!({ "allocation": null, "reservedFor": null, "devices": null });
         let claim = self.status(claim, ended).await?;
-        let others = claim
-            .finalizers()
-            .iter()
-            .filter(|name| *name != FINALIZER)
-            .cloned()
-            .collect();
         self.finalizers(&claim, others).await
     }
 

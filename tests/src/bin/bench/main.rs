@@ -3,6 +3,7 @@
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
 mod claims;
+mod containers;
 mod containment;
 mod devices;
 mod kubelet;
@@ -84,6 +85,8 @@ struct Size {
     /// Replacements of a driver's file.
     swaps: usize,
     starts: usize,
+    /// Containers that are started in each way.
+    containers: usize,
     /// Devices that are published, and changes of them.
     slice_devices: usize,
     slice_changes: usize,
@@ -107,6 +110,7 @@ const FULL: Size = Size {
     loads: 20,
     swaps: 20,
     starts: 10,
+    containers: 50,
     slice_devices: 1000,
     slice_changes: 20,
     virtual_nodes: 5000,
@@ -127,6 +131,7 @@ const QUICK: Size = Size {
     loads: 2,
     swaps: 2,
     starts: 2,
+    containers: 2,
     slice_devices: 200,
     slice_changes: 2,
     virtual_nodes: 20,
@@ -148,7 +153,7 @@ async fn main() -> Result<()> {
         ..if args.quick { QUICK } else { FULL }
     };
     let mut table = Table::default();
-    let sections: [(&str, Section); 14] = [
+    let sections: [(&str, Section); 15] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| {
             sandbox::run(size, table).boxed_local()
@@ -173,6 +178,9 @@ async fn main() -> Result<()> {
             kubelet::run(size, table).boxed_local()
         }),
         ("local", |size, table| local::run(size, table).boxed_local()),
+        ("containers", |size, table| {
+            containers::run(size, table).boxed_local()
+        }),
         ("seam", |size, table| seam::run(size, table).boxed_local()),
         ("simulate", |size, table| {
             simulate::run(size, table).boxed_local()

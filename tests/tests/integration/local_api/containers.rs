@@ -6,15 +6,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::places::nodedock;
+use nodedock_tests::podman::{CDI_DIR, Podman, User};
 use nodedock_tests::{Daemon, Options, Root};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::{api, machine_with};
-use crate::containers::{CDI_DIR, Podman};
+use super::{api, machine_with, users};
 
 /// A script that shows the variables of the devices.
 const SHOW: &str = "busybox env | busybox grep '^MOCK_GPU_[0-9]*='";
+
+/// A member of the group that may have claims, with subordinate users that are no other user's.
+const USER: User = User {
+    uid: 59_003,
+    group: users::GROUP,
+    first_subordinate: 2_100_000_000,
+};
 
 /// Number of the next class.
 static CLASSES: AtomicU32 = AtomicU32::new(0);
@@ -23,10 +30,12 @@ static CLASSES: AtomicU32 = AtomicU32::new(0);
 /// the directory that podman reads.
 async fn gpus(what: &str) -> Option<(Daemon, Podman, [String; 2])> {
     let podman = or_skip(what, Podman::find())?;
-    let options = Options::default()
-        .flag("--local-api")
-        .arg("--cdi-dir", CDI_DIR);
-    let daemon = machine_with(options).await;
+    let (daemon, kinds) = machine_for_podman(Options::default().flag("--local-api")).await;
+    Some((daemon, podman, kinds))
+}
+
+async fn machine_for_podman(options: Options) -> (Daemon, [String; 2]) {
+    let daemon = machine_with(options.arg("--cdi-dir", CDI_DIR)).await;
     let number = CLASSES.fetch_add(1, Ordering::Relaxed);
     let name = format!("gpu-{}-{number}", std::process::id());
     let class = |name: &str, rest: &str| {
@@ -50,7 +59,7 @@ async fn gpus(what: &str) -> Option<(Daemon, Podman, [String; 2])> {
     for kind in &kinds {
         until_file(kind).await;
     }
-    Some((daemon, podman, kinds))
+    (daemon, kinds)
 }
 
 /// Waits until a file of podman's directory has devices of a kind.
@@ -238,7 +247,7 @@ async fn detached_container_outlives_run_with() {
         class.to_owned(),
     ];
     arguments.push("--".to_owned());
-    arguments.extend(podman.arguments(&daemon, "exec busybox tail -f /dev/null"));
+    arguments.extend(podman.arguments(&daemon, &[], "exec busybox tail -f /dev/null"));
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     daemon.cli(&arguments).await.done();
     assert_eq!(daemon.claims().await.len(), 1);
@@ -246,6 +255,46 @@ async fn detached_container_outlives_run_with() {
     for (_, pid) in containers {
         kill(pid);
     }
+    until_free(&daemon).await;
+    podman.remove_all(&daemon).await;
+}
+
+#[tokio::test]
+async fn rootless_container_has_users_claim() {
+    let what = "containers of a user";
+    let podman = Podman::find().and_then(|podman| podman.rootless(USER));
+    let podman = podman.and_then(|podman| users::may_run().map(|()| podman));
+    let Some(mut podman) = or_skip(what, podman) else {
+        return;
+    };
+    let options = Options::default().config(users::CONFIG);
+    let (daemon, [gpu, _]) = machine_for_podman(options).await;
+    users::open(&daemon);
+    let _pause = podman.pause(&daemon);
+    with_runtime(&daemon, &mut podman);
+    let (one, three) = (format!("{gpu}=any"), format!("{gpu}=3"));
+    let shown = podman.run(&daemon, &[&one], SHOW).await.unwrap();
+    assert_eq!(shown.lines().count(), 1, "{shown}");
+    until_free(&daemon).await;
+    // The claim follows the container, and counts against the quota of the user.
+    podman.options[1] = vec!["--detach".to_owned()];
+    let stays = "exec busybox tail -f /dev/null";
+    podman.run(&daemon, &[&three], stays).await.unwrap();
+    let [claim] = &api(&daemon).await.claims(None).await.unwrap()[..] else {
+        panic!("one claim")
+    };
+    assert_eq!(claim["metadata"]["namespace"], "user-59003");
+    let owners = owners(&daemon).await;
+    let [(_, container)] = owners[..] else {
+        panic!("{owners:?}")
+    };
+    podman.options[1].clear();
+    let refused = podman.run(&daemon, &[&one], SHOW).await.unwrap_err();
+    assert!(refused.contains("may ask for 3 devices"), "{refused}");
+    kill(container);
+    until_free(&daemon).await;
+    let shown = podman.run(&daemon, &[&one], SHOW).await.unwrap();
+    assert_eq!(shown.lines().count(), 1, "{shown}");
     until_free(&daemon).await;
     podman.remove_all(&daemon).await;
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use nodedock_tests::machine::or_skip;
+use nodedock_tests::podman::{CDI_DIR, Podman};
 use nodedock_tests::{Daemon, Options, Root, children};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -12,7 +13,6 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
 use super::{api, machine, machine_with};
-use crate::containers::{CDI_DIR, Podman};
 
 const ONE: &str = r#"device.attributes["mock-gpu.nodedock.dev"].index == 0"#;
 
@@ -249,7 +249,7 @@ async fn container_keeps_device_without_its_tool() {
         .arg("--cdi-dir", CDI_DIR);
     let daemon = machine_with(options).await;
     let script = "busybox env | busybox grep MOCK_GPU_0=; exec busybox tail -f /dev/null";
-    let arguments = podman.arguments(&daemon, script);
+    let arguments = podman.arguments(&daemon, &[], script);
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let mut program = Program::start(&daemon, ONE, &arguments);
     assert!(program.line().await.starts_with("MOCK_GPU_0=GPU-"));

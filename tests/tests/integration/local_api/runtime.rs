@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
-use nodedock_tests::{Daemon, Options};
+use nodedock_tests::{DEADLINE, Daemon, Options};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -78,9 +80,13 @@ fn create(daemon: &Daemon, settings: &Path, bundle: &Path) -> Child {
 
 /// Settings with a script as the other runtime.
 fn settings(daemon: &Daemon, script: &str) -> PathBuf {
+    settings_with(daemon, script, "waitSeconds: 200\n")
+}
+
+fn settings_with(daemon: &Daemon, script: &str, more: &str) -> PathBuf {
     let path = daemon.write("records.sh", script);
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-    let text = format!("runtime: {}\nwaitSeconds: 200\n", path.display());
+    let text = format!("runtime: {}\n{more}", path.display());
     daemon.write("runtime.yaml", text)
 }
 
@@ -138,6 +144,63 @@ async fn killed_runtimes_keep_no_device() {
     timeout(Duration::from_secs(5), until_free(&daemon))
         .await
         .expect("free within 5 s");
+}
+
+#[tokio::test]
+async fn created_hook_waits_as_configured() {
+    let mut daemon = machine_with(Options::default().flag("--local-api")).await;
+    let class = class_file(&daemon).await;
+    let script = "#!/bin/sh\nexec tail -f /dev/null\n";
+    let settings = settings_with(&daemon, script, "daemonWaitSeconds: 1\n");
+    let bundle = bundle(&daemon, &class, "c");
+    let mut container = create(&daemon, &settings, &bundle);
+    let args = timeout(DEADLINE, created_args(&bundle)).await.unwrap();
+    daemon.kill9().await;
+    let state = json!({ "id": "container", "pid": container.id() }).to_string();
+    // It ends long before the 30 s of a container without settings; how long it takes is not measured.
+    assert!(
+        args.contains(&"--daemon-wait-seconds=1".to_owned()),
+        "{args:?}"
+    );
+    let mut hook = daemon.command();
+    hook.args(&args[1..])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut hook = hook.spawn().unwrap();
+    let mut input = hook.stdin.take().unwrap();
+    input.write_all(state.as_bytes()).await.unwrap();
+    drop(input);
+    let output = timeout(Duration::from_secs(20), hook.wait_with_output());
+    let output = output.await.expect("it ends in time").unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && error.contains("is not reachable"),
+        "{error}"
+    );
+    container.kill().await.unwrap();
+    daemon.run().await;
+    timeout(DEADLINE, until_free(&daemon))
+        .await
+        .expect("the claim ends");
+}
+
+/// Waits for the hook by which the claim belongs to the container, and returns its arguments.
+async fn created_args(bundle: &Path) -> Vec<String> {
+    loop {
+        let config = std::fs::read(bundle.join("config.json")).unwrap();
+        let config: Value = serde_json::from_slice(&config).unwrap();
+        let args = config["hooks"]["createRuntime"][0]["args"]
+            .as_array()
+            .unwrap();
+        let args: Vec<_> = args
+            .iter()
+            .map(|arg| arg.as_str().unwrap().to_owned())
+            .collect();
+        if args.contains(&"created".to_owned()) {
+            return args;
+        }
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]
