@@ -31,6 +31,9 @@ struct CameraDriver;
 
 nodedock_sdk::export_driver!(CameraDriver: Configuration);
 
+/// Texts by name.
+type Attributes = BTreeMap<&'static str, String>;
+
 /// A device node. Nodes of one function are in the order of the kernel.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Node {
@@ -39,9 +42,9 @@ struct Node {
     index: u32,
     path: String,
     numbers: (u32, u32),
+    /// Attributes of a camera whose first node this is.
+    texts: Attributes,
 }
-
-type Attributes = BTreeMap<&'static str, String>;
 
 /// V4L2 hardware of one address.
 #[derive(Debug, Default)]
@@ -130,8 +133,11 @@ fn cameras(host: &Host) -> Result<Vec<Camera>, Problem> {
         camera.attributes.extend(attributes);
         camera.nodes.push(node);
     }
-    cameras.values_mut().for_each(|camera| camera.nodes.sort());
     let mut cameras: Vec<_> = cameras.into_values().collect();
+    for camera in &mut cameras {
+        camera.nodes.sort();
+        camera.attributes.extend(camera.nodes[0].texts.clone());
+    }
     cameras.retain(|camera| camera.nodes[0].rank == FRAMES);
     Ok(cameras)
 }
@@ -150,18 +156,18 @@ fn read(host: &Host, buses: &UsbBuses, path: &str) -> Result<Option<(Attributes,
         return Ok(None);
     };
     let mut attributes = BTreeMap::from([("bus", place.bus.to_owned()), ("path", place.path)]);
-    let texts: &[(&'static str, &str)] = match place.bus {
+    let files: &[(&'static str, &str)] = match place.bus {
         "usb" => &USB_TEXTS,
         "pci" => &PCI_TEXTS,
         _ => &[],
     };
-    for (attribute, file) in texts {
+    for (attribute, file) in files {
         let path = format!("bus/{}/devices/{}/{file}", place.bus, place.name);
         attributes.extend(sysfs.find_printable(&path)?.map(|text| (*attribute, text)));
     }
     let parent = directory.trim_end_matches(&format!("/{entry}"));
     let parent = parent.trim_end_matches("/video4linux").to_owned();
-    let mut index = 0;
+    let (mut index, mut texts) = (0, Attributes::new());
     if rank == FRAMES {
         index = sysfs.find_parsed(&format!("{path}/index"))?.unwrap_or(0);
         let driver = sysfs.find_link(&format!("{parent}/driver"))?;
@@ -170,9 +176,9 @@ fn read(host: &Host, buses: &UsbBuses, path: &str) -> Result<Option<(Attributes,
         if driver.as_deref() == Some("uvcvideo") && index % 2 == 1 {
             rank = METADATA;
         }
-        attributes.extend(driver.map(|driver| ("driver", driver)));
+        texts.extend(driver.map(|driver| ("driver", driver)));
         let card = sysfs.find_printable(&format!("{path}/name"))?;
-        attributes.extend(card.map(|card| ("card", card)));
+        texts.extend(card.map(|card| ("card", card)));
     }
     let node = Node {
         rank,
@@ -180,6 +186,7 @@ fn read(host: &Host, buses: &UsbBuses, path: &str) -> Result<Option<(Attributes,
         index,
         path: format!("/dev/{entry}"),
         numbers,
+        texts,
     };
     Ok(Some((attributes, node)))
 }

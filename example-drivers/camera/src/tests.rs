@@ -181,7 +181,10 @@ fn functions_of_camera_are_one_device() {
         &format!("{function}/media9"),
         (237, 9),
     );
-    assert_eq!(names(&node.discover().unwrap()), [NAME]);
+    let inventory = node.discover().unwrap();
+    assert_eq!(names(&inventory), [NAME]);
+    let card = text(&inventory.pools[0].devices[0], "card");
+    assert_eq!(card, Some("Logitech BRIO"), "that of the first function");
     let expected = [
         "/dev/video0",
         "/dev/video2",
