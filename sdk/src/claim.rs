@@ -53,6 +53,19 @@ impl AllocatedDevice {
         base_request(&self.request)
     }
 
+    /// Returns the name of an environment variable for the device.
+    ///
+    /// ```
+    /// use nodedock_sdk::AllocatedDevice;
+    ///
+    /// let allocated = AllocatedDevice::new("r", "usb.cameras", "pci-0000-04-00-0");
+    /// assert_eq!(allocated.variable("CAMERA"), "CAMERA_USB_CAMERAS_PCI_0000_04_00_0");
+    /// ```
+    pub fn variable(&self, prefix: &str) -> String {
+        let name = format!("{prefix}_{}_{}", self.pool, self.device);
+        name.replace(['-', '.'], "_").to_ascii_uppercase()
+    }
+
     /// Returns the consumed amount of a capacity, in Kubernetes' notation.
     pub fn consumed(&self, capacity: &str) -> Option<&str> {
         self.consumed

@@ -125,6 +125,13 @@ impl DeviceNode {
         self
     }
 
+    /// Sets the numbers (major, minor) that the node has: the host refuses it, for a retry, if it is another device's by then.
+    #[must_use]
+    pub fn numbers(mut self, (major, minor): (u32, u32)) -> Self {
+        (self.major, self.minor) = (Some(major), Some(minor));
+        self
+    }
+
     /// Sets the rights of the container on the node.
     #[must_use]
     pub fn access(mut self, access: NodeAccess) -> Self {

@@ -220,6 +220,41 @@ impl Sysfs<'_> {
         Ok(self.find(path)?.and_then(|text| text.trim().parse().ok()))
     }
 
+    /// Reads the numbers (major, minor) of a device node from the file `dev` in the device's directory; `None` if it has none.
+    ///
+    /// ```
+    /// use nodedock_sdk::testing::FakeHost;
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.file("class/accel/accel0/dev", "261:0\n").dir("class/accel/accel1");
+    /// let host = fake.host();
+    /// assert_eq!(host.sysfs().find_numbers("class/accel/accel0")?, Some((261, 0)));
+    /// assert_eq!(host.sysfs().find_numbers("class/accel/accel1")?, None);
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of `find`.
+    pub fn find_numbers(&self, directory: &str) -> Result<Option<(u32, u32)>, Problem> {
+        let text = self.find(&format!("{directory}/dev"))?;
+        Ok(text.and_then(|text| {
+            let (major, minor) = text.trim().split_once(':')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        }))
+    }
+
+    /// Reads what a device calls itself, as [`find`](Sysfs::find) does, in printable characters: see [`printable`](crate::printable). Also
+    /// `None` for a file that is blank.
+    ///
+    /// # Errors
+    ///
+    /// Those of `find`.
+    pub fn find_printable(&self, path: &str) -> Result<Option<String>, Problem> {
+        let bytes = present(self.read_bytes(path))?;
+        Ok(bytes.and_then(|bytes| crate::printable(&bytes)))
+    }
+
     /// Writes a file, during prepare and unprepare only; path and value must match a grant. The host stores the previous value with
     /// the claim and can restore it without the driver.
     ///

@@ -1,5 +1,8 @@
 //! The driver's inventory: pools of devices with attributes and capacities.
 
+/// The bound of text attributes (`wit/inventory.wit`).
+const TEXT_BYTES_MAX: usize = 64;
+
 /// Value of an attribute, as in `resource.k8s.io/v1`. `From` converts integers of up to 32 bits and `i64`, `bool`, strings, and
 /// vectors of them; [`AttributeValue::version`] creates versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -278,6 +281,22 @@ impl Device {
             Some(value) => self.attribute(name, value),
             None => self,
         }
+    }
+
+    /// Adds text attributes, without those of more than 64 bytes: the beginning of an address or a serial number may be that of another device.
+    ///
+    /// ```
+    /// use nodedock_sdk::Device;
+    ///
+    /// let device = Device::new("d").texts([("serial", "A5".to_owned()), ("path", "x".repeat(65))]);
+    /// assert_eq!(device.attributes.len(), 1);
+    /// ```
+    #[must_use]
+    pub fn texts<N: Into<String>>(self, texts: impl IntoIterator<Item = (N, String)>) -> Self {
+        let texts = texts.into_iter();
+        texts
+            .filter(|(_, text)| text.len() <= TEXT_BYTES_MAX)
+            .fold(self, |device, (name, text)| device.attribute(name, text))
     }
 
     /// Adds a capacity; `value` in Kubernetes' notation.

@@ -84,6 +84,7 @@
 //! `wasm32-wasip2` works as well; there the standard library adds imports of WASI, which give access to nothing.
 #![deny(missing_docs)]
 
+pub mod address;
 mod claim;
 mod context;
 mod driver;
@@ -97,6 +98,7 @@ mod info;
 mod inventory;
 mod json;
 pub mod pci;
+mod pools;
 mod prepared;
 mod problem;
 mod scheduling;
@@ -133,6 +135,7 @@ pub use inventory::{
     Device, Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
 };
 pub use json::parse_json;
+pub use pools::{PoolConfig, PoolDriver, Pools};
 pub use prepared::{
     Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice,
 };
@@ -142,7 +145,7 @@ pub use scheduling::{
     NodeOperations, PoolScheduling,
 };
 pub use telemetry::{DeviceReadings, Reading};
-pub use text::{last_segment, matches_wildcards};
+pub use text::{beginning, last_segment, matches_wildcards, printable};
 
 /// Exports a type that implements [`Driver`] from a crate of type `cdylib`, with the optional facets after the colon.
 ///

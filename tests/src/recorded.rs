@@ -4,6 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+/// Identifiers of the disks of [`Recorded::disks`], whose nodes the grant of the driver `block` has.
+pub const DISKS: [&str; 2] = ["eui.0025385b21b0c7e1", "eui.0025385b21b0c7e2"];
+
 /// A snapshot in a directory.
 pub struct Recorded {
     root: PathBuf,
@@ -92,6 +95,111 @@ impl Recorded {
             &format!("{path}/subsystem"),
             &format!("{up}{}", class.display()),
         )
+    }
+
+    /// A device (`devices/platform/3f801000.csi/media0`) with a node, its numbers and the class or bus that lists it (`class/video4linux`,
+    /// `bus/media`, `class/block`). The node is a block device in `class/block`.
+    pub fn listed_node(
+        &self,
+        device: &str,
+        list: &str,
+        (major, minor): (u32, u32),
+        name: &str,
+    ) -> &Self {
+        let entry = device.rsplit('/').next().expect("a path has an end");
+        let entries = match list.starts_with("bus/") {
+            true => format!("{list}/devices"),
+            false => list.to_owned(),
+        };
+        let up = |directory: &str| "../".repeat(directory.split('/').count());
+        let (to_list, to_device) = (up(device), up(&entries));
+        fs::create_dir_all(self.root.join("sys").join(&entries)).expect("a new directory");
+        self.file(
+            &format!("sys/{device}/uevent"),
+            &format!("MAJOR={major}\nMINOR={minor}\nDEVNAME={name}"),
+        )
+        .file(&format!("sys/{device}/dev"), &format!("{major}:{minor}"))
+        .link(
+            &format!("sys/{device}/subsystem"),
+            &format!("{to_list}{list}"),
+        )
+        .link(
+            &format!("sys/{entries}/{entry}"),
+            &format!("{to_device}{device}"),
+        )
+    }
+
+    /// Two cameras of one model and serial number, on a USB controller.
+    pub fn cameras(&self) -> &Self {
+        let controller = "devices/pci0000:00/0000:00:14.0/usb1";
+        self.file(&format!("sys/{controller}/version"), " 2.00")
+            .link(
+                "sys/bus/usb/devices/usb1",
+                &format!("../../../{controller}"),
+            );
+        for (number, port) in [(0, "1-2"), (1, "1-5")] {
+            let device = format!("{controller}/{port}");
+            let function = format!("{device}/{port}:1.0");
+            for (file, value) in [
+                ("idVendor", "046d"),
+                ("idProduct", "085e"),
+                ("serial", "0001"),
+            ] {
+                self.file(&format!("sys/{device}/{file}"), value);
+            }
+            self.link(
+                &format!("sys/bus/usb/devices/{port}"),
+                &format!("../../../{device}"),
+            );
+            for index in 0..2 {
+                let minor = 2 * number + index;
+                let name = format!("video{minor}");
+                let video = format!("{function}/video4linux/{name}");
+                self.listed_node(&video, "class/video4linux", (81, minor), &name)
+                    .file(&format!("sys/{video}/index"), &index.to_string())
+                    .file(&format!("sys/{video}/name"), "Camera");
+            }
+            let media = format!("{function}/media{number}");
+            self.listed_node(
+                &media,
+                "bus/media",
+                (237, number),
+                &format!("media{number}"),
+            );
+        }
+        self
+    }
+
+    /// An NPU of the kernel's class and a Coral accelerator.
+    pub fn accelerators(&self) -> &Self {
+        for (address, driver, class, entry, numbers, name) in [
+            (
+                "0000:00:0b.0",
+                "intel_vpu",
+                "accel",
+                "accel0",
+                (261, 0),
+                "accel/accel0",
+            ),
+            ("0000:06:00.0", "apex", "apex", "apex_0", (120, 0), "apex_0"),
+        ] {
+            self.function(address, "0x120000", driver, None);
+            let device = format!("devices/pci0000:00/{address}/{class}/{entry}");
+            self.listed_node(&device, &format!("class/{class}"), numbers, name);
+        }
+        self
+    }
+
+    /// Two NVMe disks, none of which the node uses: [`DISKS`] names them.
+    pub fn disks(&self) -> &Self {
+        for (minor, wwid) in (1..).zip(DISKS) {
+            let name = format!("nvme{minor}n1");
+            let disk = format!("devices/pci0000:00/0000:07:00.{minor}/nvme/nvme{minor}/{name}");
+            self.listed_node(&disk, "class/block", (259, minor), &name)
+                .file(&format!("sys/{disk}/wwid"), wwid)
+                .file(&format!("sys/{disk}/size"), "1953525168");
+        }
+        self.file("proc/self/mountinfo", "")
     }
 
     /// A path whose directory exists.

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use nodedock_sdk::{NodeAccess, Problem, parse_json};
 use serde::Deserialize;
 
+use crate::nodes::{is_requested, not_requested};
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Config {
@@ -61,6 +63,9 @@ impl PoolConfig {
         }
         if let Some(path) = self.paths.iter().find(|path| !is_below_dev(path)) {
             return Err(bad(&self.name, &format!("path {path:?} is not below /dev")));
+        }
+        if let Some(path) = self.paths.iter().find(|path| !is_requested(path)) {
+            return Err(bad(&self.name, &not_requested(path)));
         }
         self.access()?;
         match self.env.keys().find(|name| !name.starts_with("DEVICE_")) {

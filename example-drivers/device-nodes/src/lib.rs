@@ -1,6 +1,7 @@
 //! Offers nodes below `/dev` as devices, selected by globs in the operator's config.
 
 mod config;
+mod nodes;
 #[cfg(test)]
 mod tests;
 
@@ -13,37 +14,7 @@ use nodedock_sdk::{
 };
 
 use config::{Config, PoolConfig};
-
-/// Nodes that are useful in containers. An operator who needs another node builds a driver with another list: the binary determines
-/// what the driver can request, and the grant file what it gets.
-const DEVICE_NODES: [&str; 26] = [
-    "/dev/accel/*",
-    "/dev/bus/usb/*/*",
-    "/dev/cuse",
-    "/dev/dri/*",
-    "/dev/fuse",
-    "/dev/gpiochip*",
-    "/dev/hidraw*",
-    "/dev/hwrng",
-    "/dev/i2c-*",
-    "/dev/infiniband/*",
-    "/dev/input/event*",
-    "/dev/kvm",
-    "/dev/loop*",
-    "/dev/media*",
-    "/dev/net/tun",
-    "/dev/ptp*",
-    "/dev/rtc*",
-    "/dev/snd/*",
-    "/dev/spidev*",
-    "/dev/tpmrm*",
-    "/dev/ttyACM*",
-    "/dev/ttyUSB*",
-    "/dev/uinput",
-    "/dev/vfio/*",
-    "/dev/vhost-*",
-    "/dev/video*",
-];
+use nodes::{DEVICE_NODES, not_requested};
 
 const EVENT_SUBSYSTEMS: [&str; 18] = [
     "accel",
@@ -133,7 +104,14 @@ fn publish(host: &Host, config: &PoolConfig) -> Result<Pool, Problem> {
 fn named_nodes(host: &Host, config: &PoolConfig) -> Result<Vec<(String, NodeInfo)>, Problem> {
     let mut nodes = Vec::new();
     for glob in &config.paths {
-        nodes.extend(host.device_nodes().glob(glob)?);
+        let found = host.device_nodes().glob(glob).map_err(|problem| {
+            if problem.code == "not-granted" {
+                Problem::denied(problem.code, not_requested(glob))
+            } else {
+                problem
+            }
+        });
+        nodes.extend(found?);
     }
     nodes.sort_by(|one, other| one.path.cmp(&other.path));
     nodes.dedup_by(|one, other| one.path == other.path);

@@ -242,8 +242,10 @@ fn what_is_gone_is_not_found() {
 #[test]
 fn glob_beyond_requested_capabilities_is_denied() {
     let node = node();
-    node.config(json!({"pools": [{"name": "p", "paths": ["/dev/sda"]}]}));
-    assert_eq!(node.discover().unwrap_err().kind, ProblemKind::Denied);
+    node.config(json!({"pools": [{"name": "p", "paths": ["/dev/tty*"]}]}));
+    let problem = node.discover().unwrap_err();
+    assert_eq!(problem.kind, ProblemKind::Denied);
+    assert!(problem.message.contains("driver udev"), "{problem}");
 }
 
 #[test]
@@ -269,6 +271,10 @@ fn invalid_configs_are_refused_with_reason() {
         (
             pool(json!({"name": "p", "paths": ["/dev/../etc/passwd"]})),
             "not below /dev",
+        ),
+        (
+            pool(json!({"name": "p", "paths": ["/dev/fuse", "/dev/sda"]})),
+            "does not request /dev/sda (DEVICE_NODES in src/nodes.rs): the driver block offers such nodes",
         ),
         (pool(json!({"name": "P", "paths": []})), "DNS subdomain"),
         (

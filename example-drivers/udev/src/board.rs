@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use nodedock_sdk::address::Hardware;
 use nodedock_sdk::{Host, Problem, last_segment};
 
-use crate::address::Hardware;
 use crate::kind::Kind;
 use crate::read::whole_device;
 use crate::usb::Interface;
@@ -77,7 +77,7 @@ impl BoardPorts {
             let Some(directory) = whole_device(host.sysfs().read_link(entry).map(Some))? else {
                 continue;
             };
-            if directory.starts_with("devices/virtual/")
+            if !is_port(&directory)
                 || directory
                     .split('/')
                     .any(|name| Interface::parse(name).is_some())
@@ -111,6 +111,13 @@ impl BoardPorts {
     pub(crate) fn get(&self, tty: &str) -> Option<&Board> {
         self.0.get(tty)
     }
+}
+
+/// Returns whether the tty with this directory is a port of hardware: its parent is a device on a bus, whatever the tty is called. The
+/// kernel has virtual consoles, pseudo terminals and ports of USB gadgets below `devices/virtual`, and channels of Bluetooth
+/// (`hci0:11/rfcomm0`) below a device that is on no bus, without a directory `tty` in between.
+pub(crate) fn is_port(directory: &str) -> bool {
+    !directory.starts_with("devices/virtual/") && directory.rsplit('/').nth(1) == Some("tty")
 }
 
 /// Numbers the ports of one piece of hardware.
@@ -223,6 +230,26 @@ mod tests {
             hardware_directory(card, Kind::Serial),
             "devices/pci0000:00/0000:00:05.0"
         );
+    }
+
+    #[test]
+    fn parent_decides_what_is_a_port() {
+        for directory in [
+            "devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/tty/ttyXRUSB0",
+            "devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0/ttyMXUSB0/tty/ttyMXUSB0",
+            "devices/platform/soc/40010000.serial/40010000.serial:0/40010000.serial:0.0/tty/ttySTM0",
+            "devices/pnp0/00:04/tty/ttyS0",
+        ] {
+            assert!(is_port(directory), "{directory}");
+        }
+        for directory in [
+            "devices/virtual/tty/tty1",
+            "devices/virtual/tty/ttyGS0",
+            "devices/pci0000:00/0000:00:14.0/usb1/1-7/1-7:1.0/bluetooth/hci0/hci0:11/rfcomm0",
+            "ttyS0",
+        ] {
+            assert!(!is_port(directory), "{directory}");
+        }
     }
 
     #[test]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use nodedock_sdk::{Claim, Problem, parse_json};
+use nodedock_sdk::{Claim, Problem, beginning, parse_json};
 use serde::Deserialize;
 
 use crate::device::Candidate;
 use crate::kind::Kind;
-use crate::text::{beginning, matches};
+use crate::text::matches;
 
 /// The bound of a problem's message, which may quote any text of a config.
 const MESSAGE_BYTES_MAX: usize = 1024;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed, last_segment};
 
-use crate::board::{Board, BoardPorts};
-use crate::kind::Kind;
+use crate::board::{Board, BoardPorts, is_port};
+use crate::kind::{Kind, SERIAL_NODES};
 use crate::read::{optional, whole_device};
 use crate::text::{shortened, whole};
-use crate::usb::{Interface, UsbDevice, UsbDevices, numbers};
+use crate::usb::{Interface, UsbDevice, UsbDevices};
 
 /// The bounds of an inventory's device.
 const IDENTITIES_MAX: usize = 16;
@@ -87,6 +87,8 @@ impl Candidate {
                 continue;
             };
             match found.get_mut(&candidate.key()) {
+                // A port that has come since the ports of its interface were counted: an event of the kernel says so.
+                Some(_) if kind == Kind::Serial => {}
                 Some(known) => known.nodes.extend(candidate.nodes),
                 None => drop(found.insert(candidate.key(), candidate)),
             }
@@ -259,10 +261,16 @@ fn read_entry(
     if directory.starts_with("devices/virtual/") {
         return Ok(None);
     }
-    let Some((major, minor)) = numbers(host, path)? else {
+    let Some((major, minor)) = host.sysfs().find_numbers(path)? else {
         return Ok(None);
     };
-    if kind == Kind::Serial && !is_free_port(host, path)? {
+    if kind == Kind::Serial && (!is_port(&directory) || !is_free_port(host, path)?) {
+        return Ok(None);
+    }
+    if kind == Kind::Serial && !SERIAL_NODES.iter().any(|name| entry.starts_with(name)) {
+        let reason = "the driver requests no nodes of this name";
+        let fields = [("node", node_path.as_str()), ("reason", reason)];
+        host.log().warn("serial port not offered", &fields);
         return Ok(None);
     }
     let Some((place, driver)) = locate(host, usb, ports, kind, &directory)? else {
@@ -336,7 +344,8 @@ fn locate(
     } else {
         None
     };
-    let is_adapter = kind == Kind::Serial && entry.starts_with("ttyUSB");
+    // A port of an adapter has a directory of its own, with its number.
+    let is_adapter = kind == Kind::Serial && directory.ends_with(&format!("/{entry}/tty/{entry}"));
     let Some(device) = usb
         .get(&interface.device)
         .filter(|_| port.is_some() || !is_adapter)
@@ -368,14 +377,13 @@ mod tests {
     fn only_nodes_of_devices_are_offered() {
         for (kind, entry, path) in [
             (Kind::Serial, "ttyUSB10", "/dev/ttyUSB10"),
-            (Kind::Serial, "ttymxc0", "/dev/ttymxc0"),
+            (Kind::Serial, "ttyCH343USB0", "/dev/ttyCH343USB0"),
             (Kind::Input, "event3", "/dev/input/event3"),
             (Kind::Sound, "pcmC1D0c", "/dev/snd/pcmC1D0c"),
         ] {
             assert_eq!(kind.node_path(entry).as_deref(), Some(path));
         }
         for (kind, entry) in [
-            (Kind::Serial, "tty1"),
             (Kind::Serial, "console"),
             (Kind::Serial, "ttyS"),
             (Kind::Video, "v4l-subdev0"),

@@ -1,7 +1,6 @@
 //! Offers USB devices, serial ports and cameras by what they are and where they are plugged in, with names that stay the same
 //! when a device is plugged in again.
 
-mod address;
 mod board;
 mod config;
 mod device;
@@ -16,6 +15,7 @@ mod usb;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use nodedock_sdk::address::FIRMWARE_FILES;
 use nodedock_sdk::{
     AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, DeviceHealth,
     DeviceNode, Driver, DriverInfo, Health, Host, Inventory, NodeKind, Pool, Prepared,
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use config::{Config, NameBy, Parameters, PoolConfig};
 use device::{Candidate, Node};
-use kind::{Kind, SERIAL_PORTS};
+use kind::{Kind, SERIAL_NODES};
 use usb::UsbDevices;
 
 /// Files and links of USB devices that the driver reads.
@@ -42,13 +42,6 @@ const USB_FILES: [&str; 12] = [
     "serial",
     "speed",
     "version",
-];
-
-/// Nodes of the firmware that devices have: links to the device tree, and paths in the ACPI namespace.
-const FIRMWARE_FILES: [&str; 3] = [
-    "devices/**/of_node",
-    "devices/**/firmware_node/path",
-    "devices/LNXSYSTM:00/**/path",
 ];
 
 /// Time after which the host retries a prepare of a device that is just being plugged in or out.
@@ -81,14 +74,14 @@ impl Driver for Udev {
     fn describe() -> DriverInfo {
         DriverInfo::new("udev.nodedock.dev", env!("CARGO_PKG_VERSION"))
             .summary("USB devices, serial ports and cameras, with names that stay the same when they are plugged in again")
-            .sysfs_read(["bus/usb/devices/*", "bus/usb/devices/*/ttyUSB*/port_number"])
+            .sysfs_read(["bus/usb/devices/*", "bus/usb/devices/*/tty*/port_number", "bus/usb/devices/*/tty/*"])
             .sysfs_read(USB_FILES.map(|name| format!("bus/usb/devices/*/{name}")))
             .sysfs_read(["class/tty/*", "class/tty/*/dev", "class/tty/*/type", "class/tty/console/active"])
             .sysfs_read(["class/video4linux/*", "class/video4linux/*/dev", "class/video4linux/*/index"])
             .sysfs_read(["class/hidraw/*", "class/hidraw/*/dev", "class/input/*", "class/input/*/dev"])
             .sysfs_read(["class/sound/*", "class/sound/*/dev", "devices/**/driver"])
             .sysfs_read(FIRMWARE_FILES)
-            .device_nodes(SERIAL_PORTS.map(|name| format!("/dev/{name}*")))
+            .device_nodes(SERIAL_NODES.map(|name| format!("/dev/{name}*")))
             .device_nodes(["/dev/bus/usb/*/*", "/dev/hidraw*", "/dev/input/event*", "/dev/input/js*"])
             .device_nodes(["/dev/snd/*", "/dev/video*"])
             .env(["UDEV_*"])

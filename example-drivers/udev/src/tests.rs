@@ -495,6 +495,97 @@ fn terminals_phantoms_and_consoles_are_excluded() {
 }
 
 #[test]
+fn serial_ports_need_no_known_name() {
+    let node = with_pools([pool("serial")]);
+    let fake = node.fake();
+    let exar = Usb {
+        vendor: "04e2",
+        product: "1411",
+        serial: "X1",
+        ..Usb::at("1-1", 4)
+    };
+    let directory = exar.plug(fake).interface(fake, 0, "cdc_xr_usb_serial");
+    add_class_node(
+        fake,
+        "tty",
+        &format!("{directory}/tty/ttyXRUSB0"),
+        "/dev/ttyXRUSB0",
+        (266, 0),
+    );
+    // Four ports of one interface, which its kernel driver does not count.
+    let wch = Usb {
+        vendor: "1a86",
+        product: "55d5",
+        serial: "W1",
+        ..Usb::at("1-2", 5)
+    };
+    let directory = wch.plug(fake).interface(fake, 0, "usb_ch343");
+    for number in 8..12 {
+        add_class_node(
+            fake,
+            "tty",
+            &format!("{directory}/tty/ttyCH343USB{number}"),
+            &format!("/dev/ttyCH343USB{number}"),
+            (170, number),
+        );
+    }
+    let moxa = Usb {
+        vendor: "110a",
+        product: "1150",
+        serial: "M1",
+        ..Usb::at("1-3", 6)
+    };
+    moxa.plug(fake)
+        .serial_port(fake, 0, 0, "mxu11x0", "ttyMXUSB0");
+    let port = "devices/platform/soc/40010000.serial";
+    add_board_port(
+        fake,
+        &format!("{port}/40010000.serial:0/40010000.serial:0.0/tty/ttySTM0"),
+        0,
+        "32",
+    );
+    add_board_port(
+        fake,
+        "devices/platform/soc/c81004c0.serial/tty/ttyAML0",
+        1,
+        "32",
+    );
+    let other = "devices/pci0000:00/0000:00:1c.0/tty/acme0";
+    add_class_node(fake, "tty", other, "/dev/acme0", (240, 0));
+    let inventory = node.discover().unwrap();
+    assert_eq!(
+        names(&inventory, "serial"),
+        [
+            "platform-soc-40010000-serial-port0",
+            "platform-soc-c81004c0-serial-port0",
+            "usb-04e2-1411-x1-if00",
+            "usb-110a-1150-m1-if00-port0",
+            "usb-1a86-55d5-w1-if00-port0",
+            "usb-1a86-55d5-w1-if00-port1",
+            "usb-1a86-55d5-w1-if00-port2",
+            "usb-1a86-55d5-w1-if00-port3",
+        ]
+    );
+    let edits = edits_of(node.prepare(&claim("serial", "usb-1a86-55d5-w1-if00-port3")));
+    assert_eq!(paths(&edits), ["/dev/ttyCH343USB11"]);
+    let line = &node.fake().log_lines()[0];
+    assert_eq!(line.message, "serial port not offered");
+    assert!(line.fields.contains(&("node".into(), "/dev/acme0".into())));
+}
+
+#[test]
+fn terminal_without_bus_is_no_port() {
+    let node = with_pools([pool("serial")]);
+    let adapter = Usb::at("1-7", 4);
+    let directory = adapter.plug(node.fake()).interface(node.fake(), 0, "btusb");
+    let channel = format!("{directory}/bluetooth/hci0/hci0:11/rfcomm0");
+    add_class_node(node.fake(), "tty", &channel, "/dev/rfcomm0", (216, 0));
+    let gadget = "devices/virtual/tty/ttyGS0";
+    add_class_node(node.fake(), "tty", gadget, "/dev/ttyGS0", (236, 0));
+    assert_eq!(names(&node.discover().unwrap(), "serial"), [""; 0]);
+}
+
+#[test]
 fn equal_devices_are_named_by_port() {
     let node = with_pools([pool("serial")]);
     let fake = node.fake();

@@ -1,50 +1,24 @@
 //! Texts that a device sends: their characters, their bounds, and globs on them.
 
-use nodedock_sdk::{Host, Problem, ProblemKind};
+use nodedock_sdk::{Host, Problem, ProblemKind, beginning, printable};
 
 use crate::read::optional;
 
 /// The bound of text attributes.
 const ATTRIBUTE_BYTES_MAX: usize = 64;
 
-/// Returns a string descriptor of a USB device. A device may send any bytes: everything except letters, digits, ASCII punctuation and
-/// spaces becomes `_`. `None` if the device has no such descriptor, if it is blank, or if the operator does not grant the file.
+/// Returns a string descriptor of a USB device. `None` if the device has no such descriptor, if it is blank, or if the operator does not
+/// grant the file.
 pub(crate) fn descriptor(host: &Host, path: &str) -> Result<Option<String>, Problem> {
     match optional(host.sysfs().read_bytes(path)) {
         Err(problem) if problem.kind == ProblemKind::Denied => Ok(None),
-        bytes => Ok(bytes?.and_then(|bytes| clean(&bytes))),
+        bytes => Ok(bytes?.and_then(|bytes| printable(&bytes))),
     }
-}
-
-fn clean(bytes: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(bytes);
-    let text: String = text
-        .trim()
-        .chars()
-        .map(|c| {
-            if c.is_alphanumeric() || c.is_ascii_graphic() || c == ' ' {
-                c
-            } else {
-                '_'
-            }
-        })
-        .collect();
-    (!text.is_empty()).then_some(text)
 }
 
 /// Returns a text for people as an attribute: its beginning, if it is too long.
 pub(crate) fn shortened(text: &str) -> String {
     beginning(text, ATTRIBUTE_BYTES_MAX).to_owned()
-}
-
-/// Returns at most this many bytes of a text, without a part of a character.
-pub(crate) fn beginning(text: &str, bytes_max: usize) -> &str {
-    let ends = (0..=bytes_max.min(text.len())).rev();
-    let end = ends
-        .into_iter()
-        .find(|end| text.is_char_boundary(*end))
-        .unwrap_or(0);
-    &text[..end]
 }
 
 /// Returns a text that identifies a device as an attribute: none if it is too long, because its beginning may be that of another device.
@@ -117,23 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_keep_only_printable_ascii() {
-        assert_eq!(clean(b" FTDI \n"), Some("FTDI".to_owned()));
-        assert_eq!(
-            clean(b"a\0b\x1b[2Jc\xff/..\n"),
-            Some("a_b_[2Jc_/..".to_owned())
-        );
-        assert_eq!(
-            clean("Jäger\u{202e}x".as_bytes()),
-            Some("Jäger_x".to_owned())
-        );
-        assert_eq!((clean(b""), clean(b" \n")), (None, None));
-    }
-
-    #[test]
-    fn attributes_end_between_two_characters() {
-        assert_eq!(shortened(&"ä".repeat(40)).len(), 64);
-        assert_eq!(shortened(&format!("a{}", "ä".repeat(40))).len(), 63);
+    fn attributes_are_whole_or_absent() {
+        assert_eq!(shortened(&"a".repeat(65)).len(), 64);
         assert_eq!(
             (whole(&"a".repeat(65)), whole("a")),
             (None, Some("a".to_owned()))

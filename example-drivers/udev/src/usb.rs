@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use nodedock_sdk::address::UsbBuses;
 use nodedock_sdk::{Host, Problem, last_segment};
 
-use crate::address::Hardware;
 use crate::read::{optional, whole_device};
 use crate::text::descriptor;
 
@@ -147,7 +147,7 @@ impl UsbDevices {
             }
             devices.ports.insert(tty, port);
         }
-        let buses = Buses::read(host, &names)?;
+        let buses = UsbBuses::read(host)?;
         for name in names.into_iter().filter(|name| is_device(name)) {
             let mut functions = functions.remove(name).unwrap_or_default();
             if functions.len() > FUNCTIONS_MAX {
@@ -179,25 +179,43 @@ fn ports(host: &Host) -> Result<Vec<(Interface, String, u32)>, Problem> {
     let mut ports = Vec::new();
     for path in host
         .sysfs()
-        .glob(&format!("{DEVICES}/*/ttyUSB*/port_number"))?
+        .glob(&format!("{DEVICES}/*/tty*/port_number"))?
     {
-        let mut segments = path.rsplit('/').skip(1);
-        let (Some(tty), Some(interface)) =
-            (segments.next(), segments.next().and_then(Interface::parse))
-        else {
-            continue;
-        };
-        if let Some(number) = host.sysfs().find_parsed(&path)? {
-            ports.push((interface, tty.to_owned(), number));
+        if let Some((interface, tty)) = port_at(&path)
+            && let Some(number) = host.sysfs().find_parsed(&path)?
+        {
+            ports.push((interface, tty, number));
+        }
+    }
+    // Drivers such as cdc-acm do not count the ports of an interface, which mostly has one.
+    let mut uncounted: BTreeMap<Interface, Vec<String>> = BTreeMap::new();
+    for path in host.sysfs().glob(&format!("{DEVICES}/*/tty/*"))? {
+        if let Some(interface) = path.rsplit('/').nth(2).and_then(Interface::parse) {
+            let ttys = uncounted.entry(interface).or_default();
+            ttys.push(last_segment(&path));
+        }
+    }
+    for (interface, mut ttys) in uncounted {
+        if ttys.len() > 1 {
+            ttys.sort_by_key(|tty| (tty.len(), tty.clone()));
+            let numbered = (0_u32..).zip(ttys);
+            ports.extend(numbered.map(|(number, tty)| (interface.clone(), tty, number)));
         }
     }
     Ok(ports)
 }
 
+/// Returns interface and tty of `…/1-2:1.0/ttyUSB0/port_number`.
+fn port_at(path: &str) -> Option<(Interface, String)> {
+    let mut segments = path.rsplit('/').skip(1);
+    let tty = segments.next()?.to_owned();
+    Some((Interface::parse(segments.next()?)?, tty))
+}
+
 /// Returns `None` for a hub.
 fn read_device(
     host: &Host,
-    buses: &Buses,
+    buses: &UsbBuses,
     name: &str,
     functions: Vec<String>,
 ) -> Result<Option<UsbDevice>, Problem> {
@@ -240,7 +258,7 @@ fn raw_node(host: &Host, directory: &str) -> Result<Option<(String, u32, u32)>, 
     let (Some(bus), Some(device), Some((major, minor))) = (
         number("busnum")?,
         number("devnum")?,
-        numbers(host, directory)?,
+        host.sysfs().find_numbers(directory)?,
     ) else {
         return Ok(None);
     };
@@ -249,84 +267,6 @@ fn raw_node(host: &Host, directory: &str) -> Result<Option<(String, u32, u32)>, 
         major,
         minor,
     )))
-}
-
-/// Returns the numbers in a directory's file `dev`, if it has one.
-pub(crate) fn numbers(host: &Host, directory: &str) -> Result<Option<(u32, u32)>, Problem> {
-    let text = optional(host.sysfs().read(&format!("{directory}/dev")))?.unwrap_or_default();
-    let numbers = text.trim().split_once(':');
-    Ok(numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))))
-}
-
-/// A bus, which is one of a controller: a controller with ports of USB 2 and USB 3 has a bus for each, and only the version distinguishes
-/// them.
-#[derive(Debug)]
-struct Bus {
-    number: String,
-    /// Controller and version, in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0`, `2`.
-    address: (String, String),
-    /// The kernel's names below the address, which it counts: `xhci-hcd.1.auto`.
-    below: String,
-}
-
-/// The buses of the node. Their numbers may be others after a boot.
-#[derive(Debug)]
-struct Buses(Vec<Bus>);
-
-impl Buses {
-    fn read(host: &Host, names: &[&str]) -> Result<Self, Problem> {
-        let mut buses = Vec::new();
-        for name in names {
-            let Some(number) = name.strip_prefix("usb") else {
-                continue;
-            };
-            buses.extend(whole_device(Bus::read(host, number).map(Some))?);
-        }
-        Ok(Buses(buses))
-    }
-
-    /// Returns the address of the controller, and the ports: `pci-0000:00:14.0-usbv2-0:2.3`.
-    fn path_of(&self, device: &str) -> Option<String> {
-        let (number, ports) = device.split_once('-')?;
-        let bus = self.0.iter().find(|bus| bus.number == number)?;
-        let (controller, version) = &bus.address;
-        let is_alone = self
-            .0
-            .iter()
-            .all(|other| other.number == number || other.address != bus.address);
-        // Hardware with one address has several controllers, and only the kernel's number distinguishes them.
-        let below = if is_alone {
-            String::new()
-        } else {
-            format!("-{}", bus.below)
-        };
-        Some(format!("{controller}{below}-usbv{version}-0:{ports}"))
-    }
-}
-
-impl Bus {
-    fn read(host: &Host, number: &str) -> Result<Self, Problem> {
-        let root = format!("usb{number}");
-        let directory = host.sysfs().read_link(&format!("{DEVICES}/{root}"))?;
-        let controller = directory
-            .strip_suffix(&root)
-            .unwrap_or(&directory)
-            .trim_end_matches('/');
-        let hardware = Hardware::of(host, controller)?;
-        let version =
-            optional(host.sysfs().read(&format!("{DEVICES}/{root}/version")))?.unwrap_or_default();
-        let version = version
-            .trim()
-            .split('.')
-            .next()
-            .unwrap_or_default()
-            .to_owned();
-        Ok(Bus {
-            number: number.to_owned(),
-            address: (hardware.of_controller(), version),
-            below: hardware.below().replace('/', "-"),
-        })
-    }
 }
 
 /// Converts the file `speed`, in Mbit/s: `1.5`, `480`, `10000`.

@@ -8,7 +8,10 @@ use nodedock_sdk::last_segment;
 use nodedock_sdk::pci::{Address, root};
 
 const DEVICES: &str = "bus/pci/devices";
-const BRIDGE_CLASS: &str = "0x0604";
+/// Bridges of every kind, host bridges (`0x0600`) among them: they have no interface for a guest and are not bound.
+const BRIDGE_CLASS: &str = "0x06";
+/// PCI-to-PCI bridges, whose kernel driver leaves the DMA of a group to its owner.
+const PCI_BRIDGE_CLASS: &str = "0x0604";
 
 /// Files that the driver reads in a function's directory.
 pub(crate) const FILES: [&str; 5] = ["vendor", "device", "class", "numa_node", "sriov_numvfs"];
@@ -82,6 +85,15 @@ impl Function {
     fn is_bridge(&self) -> bool {
         self.class.starts_with(BRIDGE_CLASS)
     }
+
+    /// Returns the kernel driver of a bridge that keeps its IOMMU group from `vfio`: the group is a guest's only if every other function
+    /// in it has no kernel driver.
+    fn blocking_driver(self) -> Option<(Address, String)> {
+        let driver = self
+            .bound
+            .filter(|_| !self.class.starts_with(PCI_BRIDGE_CLASS))?;
+        Some((self.address, driver))
+    }
 }
 
 /// An IOMMU group: the functions that the kernel can isolate only together, sorted by address, without bridges.
@@ -89,6 +101,8 @@ impl Function {
 pub(crate) struct Group {
     pub(crate) number: u32,
     pub(crate) functions: Vec<Function>,
+    /// A bridge of the group whose kernel driver keeps the group from `vfio`, and this driver.
+    pub(crate) blocked_by: Option<(Address, String)>,
 }
 
 impl Group {
@@ -116,8 +130,14 @@ impl Group {
             };
             functions.push(function);
         }
-        functions.retain(|function| !function.is_bridge());
-        Ok((!functions.is_empty()).then_some(Group { number, functions }))
+        let (bridges, functions): (Vec<_>, Vec<_>) =
+            functions.into_iter().partition(Function::is_bridge);
+        let blocked_by = bridges.into_iter().find_map(Function::blocking_driver);
+        Ok((!functions.is_empty()).then_some(Group {
+            number,
+            functions,
+            blocked_by,
+        }))
     }
 
     /// Returns the function that names the group's device.

@@ -223,6 +223,7 @@ fn refused(group: &Group, refusal: &Refusal) -> Problem {
         }
         Refusal::VirtualFunctions { .. } => Problem::conflict("has-virtual-functions", message),
         Refusal::TooManyFunctions => Problem::denied("too-many-functions", message),
+        Refusal::Bridge { .. } => Problem::conflict("bridge-in-use", message),
     }
 }
 

@@ -24,6 +24,11 @@ pub(crate) enum Refusal {
         count: u32,
     },
     TooManyFunctions,
+    /// A bridge of the group has a kernel driver that keeps the group from `vfio`.
+    Bridge {
+        bridge: Address,
+        driver: String,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -37,6 +42,9 @@ impl fmt::Display for Refusal {
                 write!(f, "its function {function} has {count} virtual functions")
             }
             Refusal::TooManyFunctions => write!(f, "it has more than {FUNCTIONS_MAX} functions"),
+            Refusal::Bridge { bridge, driver } => {
+                write!(f, "its bridge {bridge} has the kernel driver {driver}")
+            }
         }
     }
 }
@@ -89,6 +97,9 @@ pub(crate) fn groups(
 pub(crate) fn pool_of(config: &Config, group: &Group) -> Result<usize, Refusal> {
     if group.functions.len() > FUNCTIONS_MAX {
         return Err(Refusal::TooManyFunctions);
+    }
+    if let Some((bridge, driver)) = group.blocked_by.clone() {
+        return Err(Refusal::Bridge { bridge, driver });
     }
     let mut chosen = None;
     for function in &group.functions {

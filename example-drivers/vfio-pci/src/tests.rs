@@ -179,6 +179,58 @@ fn group_with_unselected_function_is_excluded() {
 }
 
 #[test]
+fn driverless_host_bridge_needs_no_bind() {
+    let node = node();
+    let bridge = "0000:3b:00.7";
+    add_function(node.fake(), bridge, ("0x8086", "0x4660"), "0x060000", 27);
+    let inventory = node.discover().unwrap();
+    let gpu = inventory.device("gpu", "0000-3b-00-0").unwrap();
+    assert_eq!(gpu.identity, ["pci:0000:3b:00.0", "pci:0000:3b:00.1"]);
+    node.prepare(&claim("a")).unwrap();
+    assert_eq!(drivers(&node), vfio_drivers());
+    assert_eq!(node.fake().kernel_driver(bridge), None);
+    node.unprepare("a").unwrap();
+}
+
+#[test]
+fn group_with_bound_bridge_is_excluded() {
+    let node = node();
+    let bridge = "0000:3b:00.7";
+    add_function(node.fake(), bridge, ("0x8086", "0x7a84"), "0x060100", 27);
+    bind(node.fake(), bridge, "lpc_ich");
+    assert_eq!(node.discover().unwrap().pools[0].devices, []);
+    assert_eq!(
+        reasons(&node),
+        [format!("its bridge {bridge} has the kernel driver lpc_ich")]
+    );
+    assert_eq!(
+        code(node.prepare(&claim("a"))),
+        (ProblemKind::Conflict, "bridge-in-use".into())
+    );
+    assert_eq!(drivers(&node), own_drivers());
+}
+
+/// A card with four functions in one group: display, audio, USB and the controller of its USB-C connector (UCSI).
+#[test]
+fn shipped_config_has_whole_gpu_cards() {
+    let config: Value = serde_saphyr::from_str(include_str!("../vfio-pci.config.yaml")).unwrap();
+    let node = node();
+    node.config(config);
+    for (function, device, class) in [
+        ("0000:3b:00.2", "0x1ad6", "0x0c0330"),
+        ("0000:3b:00.3", "0x1ad7", "0x0c8000"),
+    ] {
+        add_function(node.fake(), function, ("0x10de", device), class, 27);
+    }
+    let inventory = node.discover().unwrap();
+    let gpu = inventory.device("gpu", "0000-3b-00-0").unwrap();
+    assert_eq!(
+        gpu.attribute_value("functions"),
+        Some(&AttributeValue::Int(4))
+    );
+}
+
+#[test]
 fn group_in_two_pools_is_excluded() {
     let node = node();
     node.config(json!({"pools": [

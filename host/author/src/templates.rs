@@ -473,8 +473,10 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
         &[
             ("@SETUP@", template.setup),
             ("@BUILD@", template.build),
+            // As comments where the template itself is compiled.
+            ("// @FACETS@\n", &facets.joints),
             ("@FACETS@", &facets.joints),
-            ("@TRAITS@", &facets.traits),
+            ("/*@TRAITS@*/", &facets.traits),
             ("@INCLUDES@", &facets.includes),
             ("@GOLDEN@", &facets.golden),
             ("@WORLD@", world),

@@ -135,7 +135,7 @@ impl Registry {
     pub fn published_devices(&self) -> BTreeMap<DriverName, PublishedDevices> {
         let connected = self.instances.connected();
         let devices = |driver: Driver| {
-            let name = driver.identity.name;
+            let name = driver.identity.name.clone();
             let published = match driver.inventory {
                 Some(inventory) => PublishedDevices::Listed(inventory.borrow().clone()),
                 None if connected.contains(&name) => {

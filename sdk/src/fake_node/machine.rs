@@ -180,7 +180,7 @@ impl State {
                 .sysfs
                 .read(&format!("{PCI_DEVICES}/{function}/class"))
                 .unwrap_or_default();
-            class.starts_with(b"0x0604")
+            class.starts_with(b"0x06")
         };
         let mut group = group.unwrap_or_else(|_| vec![address.to_owned()]);
         group.retain(|function| !is_bridge(function));

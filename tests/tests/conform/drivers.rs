@@ -5,7 +5,7 @@ use std::path::Path;
 use nodedock_tests::go::Module;
 use nodedock_tests::machine::skip;
 use nodedock_tests::places::{beside, drivers, examples};
-use nodedock_tests::recorded::Recorded;
+use nodedock_tests::recorded::{DISKS, Recorded};
 
 use super::{all_pass, of, outcomes, text};
 
@@ -238,6 +238,32 @@ async fn the_driver_of_ports_passes() {
         machine.path(),
     )
     .await;
+}
+
+#[tokio::test]
+async fn the_driver_of_cameras_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &[]);
+    machine.cameras();
+    on_machine("camera", Some("pools: [{name: all}]"), machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_accelerators_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &["intel_vpu", "apex"]);
+    machine.accelerators();
+    on_machine("accel", Some("pools: [{name: all}]"), machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_disks_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &[]);
+    machine.disks();
+    let [one, other] = DISKS;
+    let pools = format!("pools: [{{name: disks, select: [{{wwid: {one}}}, {{wwid: {other}}}]}}]");
+    on_machine("block", Some(&pools), machine.path()).await;
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::machine::skip;
-use nodedock_tests::recorded::{Recorded, archives, kernel_driver};
+use nodedock_tests::recorded::{DISKS, Recorded, archives, kernel_driver};
 use nodedock_tests::{Daemon, Options, Root};
 
 const NAME: &str = "vfio-pci.nodedock.dev";
@@ -319,8 +319,72 @@ async fn missing_virtual_functions_refuse_the_claim() {
     scene.daemon.assert_empty().await;
 }
 
+const BLOCK: &str = "block.nodedock.dev";
+
+/// The driver sees no mounts: the host looks, at every prepare.
+#[tokio::test]
+async fn mounted_disk_is_refused() {
+    let root = Root::new();
+    let machine = Recorded::new(&root.path().join("machine"), &[]);
+    machine.disks();
+    let config = format!("pools: [{{name: disks, select: [{{wwid: {}}}]}}]", DISKS[0]);
+    let scene = Scene::of(root, machine.path(), "block", BLOCK, &config).await;
+    let device = format!("{BLOCK}/disks/{}", DISKS[0].replace('.', "-"));
+    let of_disk = || request(&pod("one"), &[&claim("disk", &[&device])]);
+    scene.daemon.prepared(of_disk()).await;
+    let spec: String = scene
+        .daemon
+        .cdi_files()
+        .into_iter()
+        .map(|file| file.text)
+        .collect();
+    assert!(spec.contains("/dev/nvme1n1"), "{spec}");
+    scene.daemon.unprepare(&pod("one")).await;
+    let mounts = scene.sys.with_file_name("proc/self/mountinfo");
+    let line = "36 25 259:1 / /data rw - ext4 /dev/nvme1n1 rw\n";
+    std::fs::write(mounts, line).unwrap();
+    let problem = scene
+        .daemon
+        .refused_as(of_disk(), "conflict", "edit-denied")
+        .await;
+    assert!(problem.message.contains("is mounted"), "{problem:?}");
+    scene.daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn cameras_with_equal_serials_are_two() {
+    let root = Root::new();
+    let machine = Recorded::new(&root.path().join("machine"), &[]);
+    machine.cameras();
+    let name = "camera.nodedock.dev";
+    let scene = Scene::of(root, machine.path(), "camera", name, "pools: [{name: all}]").await;
+    let names = ["pci-0000-00-14-0-usbv2-0-2", "pci-0000-00-14-0-usbv2-0-5"];
+    let devices = scene.daemon.devices().await;
+    let found: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(found, names);
+    let path = format!("{name}/all/{}", names[1]);
+    let camera = request(&pod("one"), &[&claim("camera", &[&path])]);
+    scene.daemon.prepared(camera).await;
+    let spec: String = scene
+        .daemon
+        .cdi_files()
+        .into_iter()
+        .map(|file| file.text)
+        .collect();
+    for node in ["/dev/video2", "/dev/video3", "/dev/media1"] {
+        assert!(spec.contains(node), "{node}: {spec}");
+    }
+}
+
 /// Example drivers with configs that offer all that they can.
-const EVERY_DRIVER: [(&str, &str, &str); 5] = [
+const EVERY_DRIVER: [(&str, &str, &str); 8] = [
+    ("accel", "accel.nodedock.dev", "pools: [{name: all}]"),
+    (
+        "block",
+        BLOCK,
+        "pools: [{name: disks, select: [{wwid: eui.0025385b21b0c7e1}]}]",
+    ),
+    ("camera", "camera.nodedock.dev", "pools: [{name: all}]"),
     ("gpu", "gpu.nodedock.dev", "{}"),
     ("pci", "pci.nodedock.dev", "{}"),
     (

@@ -3,13 +3,44 @@
 use std::path::Path;
 
 use nodedock_tests::recorded::Recorded;
+use tempfile::TempDir;
 
 const AMD: &str = "0000:01:00.0";
 const NVIDIA: &str = "0000:02:00.0";
 const NIC: &str = "0000:03:00.0";
 const CARD: &str = "0000:04:00.0";
 
-pub(super) fn make(root: &Path) {
+/// Drivers with a machine of their own, whose devices are those of the conformance cases.
+const SIMPLE: [&str; 3] = ["accel", "block", "camera"];
+
+pub(super) struct Machines {
+    full: TempDir,
+    simple: TempDir,
+}
+
+impl Machines {
+    pub(super) fn make() -> Self {
+        let [full, simple] = [(); 2].map(|()| tempfile::tempdir().expect("a new directory"));
+        make(full.path());
+        Recorded::new(simple.path(), &["intel_vpu", "apex"])
+            .cameras()
+            .accelerators()
+            .disks();
+        Self { full, simple }
+    }
+
+    /// Returns the directory of the machine with devices for a driver.
+    pub(super) fn of(&self, driver: &str) -> &Path {
+        let machine = if SIMPLE.contains(&driver) {
+            &self.simple
+        } else {
+            &self.full
+        };
+        machine.path()
+    }
+}
+
+fn make(root: &Path) {
     let machine = Recorded::new(root, &["amdgpu", "nvidia", "igb", "mlx5_core", "vfio-pci"]);
     machine
         .function(AMD, "0x030000", "amdgpu", Some(1))

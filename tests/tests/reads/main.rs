@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use machine::Machines;
 use nodedock_base::failpoint::{fail_system_call, system_calls};
 use nodedock_core::driver::Published;
 use nodedock_core::driver::values::NoJournal;
@@ -27,7 +28,14 @@ use tokio::sync::Mutex;
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Example drivers, with configs that offer what the machine has, and the devices that they then have.
-const DRIVERS: [(&str, &str, usize); 7] = [
+const DRIVERS: [(&str, &str, usize); 10] = [
+    ("accel", "pools: [{name: all}]", 2),
+    (
+        "block",
+        "pools: [{name: disks, select: [{wwid: eui.0025385b21b0c7e1}]}]",
+        1,
+    ),
+    ("camera", "pools: [{name: all}]", 2),
     (
         "device-nodes",
         "pools: [{name: all, paths: [\"/dev/dri/*\", \"/dev/ttyUSB*\"]}]",
@@ -146,10 +154,9 @@ async fn scene(
 #[tokio::test]
 async fn renames_leave_out_no_device() {
     let _alone = ALONE.lock().await;
-    let directory = tempfile::tempdir().unwrap();
-    machine::make(directory.path());
+    let machines = Machines::make();
     for (name, config, devices) in DRIVERS {
-        let (driver, complete) = scene(directory.path(), name, config, devices).await;
+        let (driver, complete) = scene(machines.of(name), name, config, devices).await;
         let _renames = Renames::start();
         for _ in 0..DISCOVERIES {
             assert_eq!(discover(&driver).await.as_ref(), Ok(&complete), "{name}");
@@ -160,10 +167,9 @@ async fn renames_leave_out_no_device() {
 #[tokio::test]
 async fn failed_system_call_hides_no_device() {
     let _alone = ALONE.lock().await;
-    let directory = tempfile::tempdir().unwrap();
-    machine::make(directory.path());
+    let machines = Machines::make();
     for (name, config, devices) in DRIVERS {
-        let (driver, complete) = scene(directory.path(), name, config, devices).await;
+        let (driver, complete) = scene(machines.of(name), name, config, devices).await;
         for errno in [
             Errno::AGAIN,
             Errno::INTR,

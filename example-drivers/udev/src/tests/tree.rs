@@ -113,7 +113,10 @@ impl Usb {
     ) {
         let directory = format!("{}/{tty}", self.interface(fake, number, driver));
         fake.file(&format!("{directory}/port_number"), format!("{port}\n"));
-        let minor = tty.trim_start_matches("ttyUSB").parse().unwrap();
+        let minor = tty
+            .trim_start_matches(|c: char| !c.is_ascii_digit())
+            .parse()
+            .unwrap();
         add_class_node(
             fake,
             "tty",

@@ -20,8 +20,9 @@ const DEVICES: &str = "bus/pci/devices";
 const DRIVERS: &str = "bus/pci/drivers";
 /// Bytes of a kernel driver's name (`driver_override` takes a page; names of modules have fewer than 64).
 const NAME_BYTES_MAX: usize = 63;
-/// PCI-to-PCI bridges: the kernel keeps them usable in a group that a guest owns (`vfio_pci`, `pci_dev_driver_allowed`).
-const BRIDGE_CLASS: &str = "0x0604";
+/// Bridges of every kind (base class 06): a guest has no use for one, and the kernel gives a group to a guest beside a bridge between PCI buses and
+/// beside any function without a kernel driver, such as a host bridge (`vfio_pci`, `pci_dev_driver_allowed`).
+const BRIDGE_CLASS: &str = "0x06";
 
 /// A PCI address with its domain: `0000:3b:00.0`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -16,6 +16,8 @@ struct Machine {
 const GPU: &str = "0000:01:00.0";
 const AUDIO: &str = "0000:01:00.1";
 const BRIDGE: &str = "0000:00:01.0";
+/// Without a kernel driver, as most host bridges.
+const HOST_BRIDGE: &str = "0000:00:00.0";
 const NVME: &str = "0000:02:00.0";
 const NIC: &str = "0000:03:00.0";
 
@@ -43,16 +45,19 @@ impl Machine {
             (AUDIO, "0x040300", "snd_hda_intel", Some(1)),
             (NVME, "0x010802", "nvme", Some(2)),
             (NIC, "0x020000", "igb", None),
+            (HOST_BRIDGE, "0x060000", "none", Some(1)),
         ] {
             let function = root.join("devices/pci0000:00").join(address);
             fs::create_dir_all(&function).unwrap();
             fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
             fs::write(function.join("class"), format!("{class}\n")).unwrap();
-            symlink(
-                format!("../../../bus/pci/drivers/{driver}"),
-                function.join("driver"),
-            )
-            .unwrap();
+            if driver != "none" {
+                symlink(
+                    format!("../../../bus/pci/drivers/{driver}"),
+                    function.join("driver"),
+                )
+                .unwrap();
+            }
             let link = root.join("bus/pci/devices").join(address);
             symlink(format!("../../../devices/pci0000:00/{address}"), link).unwrap();
             if let Some(group) = group {

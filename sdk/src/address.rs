@@ -1,12 +1,32 @@
-//! Addresses of hardware that are the same after every boot: those of PCI functions, and those that the firmware gives (ACPI, device tree).
+//! Addresses of hardware that are the same after every boot, for names of devices: those of PCI functions, those that the firmware gives
+//! (ACPI, device tree), and the ports of a USB controller.
 //!
 //! The kernel also counts devices in the order in which it finds them: `xhci-hcd.1`, `serio1`, `PNP0501:00`. After a boot such a number may be
 //! that of other hardware, so that it names nothing here, except for hardware that has no address at all.
+//!
+//! ```
+//! use nodedock_sdk::address::Hardware;
+//! use nodedock_sdk::testing::FakeHost;
+//!
+//! let fake = FakeHost::new();
+//! let directory = "devices/pci0000:00/0000:00:1f.3/sound/card0";
+//! let hardware = Hardware::of(&fake.host(), directory)?;
+//! assert_eq!(hardware.place(&fake.host())?, "pci0000:00/0000:00:1f.3/sound/card");
+//! # Ok::<(), nodedock_sdk::Problem>(())
+//! ```
 
-use nodedock_sdk::pci::Address as PciAddress;
-use nodedock_sdk::{Host, Problem, last_segment};
+use crate::pci::Address as PciAddress;
+use crate::{Host, Problem, ProblemKind, last_segment};
 
-use crate::read::optional;
+/// What these functions read below `/sys`, for a driver's `sysfs_read`: links to the device tree, and paths in the ACPI namespace.
+pub const FIRMWARE_FILES: [&str; 3] = [
+    "devices/**/of_node",
+    "devices/**/firmware_node/path",
+    "devices/LNXSYSTM:00/**/path",
+];
+
+/// What [`UsbBuses`] reads below `/sys` in addition.
+pub const USB_FILES: [&str; 2] = ["bus/usb/devices/*", "bus/usb/devices/*/version"];
 
 /// Directory of the devices that the kernel creates from ACPI tables.
 const ACPI_DEVICES: &str = "devices/LNXSYSTM:00";
@@ -67,9 +87,9 @@ fn is_hex(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The hardware that a directory below `/sys/devices` belongs to.
+/// The hardware that a directory below `/sys/devices` belongs to: the closest device that has a fixed address.
 #[derive(Clone, Debug)]
-pub(crate) struct Hardware {
+pub struct Hardware {
     /// Its directory; the whole one that was looked for, for hardware without an address.
     directory: String,
     /// The kernel's path below it, down to the requested directory.
@@ -79,8 +99,12 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Finds the closest device with an address, from a directory upwards.
-    pub(crate) fn of(host: &Host, directory: &str) -> Result<Self, Problem> {
+    /// Finds the closest device with an address, from a directory (`devices/pci0000:00/0000:00:1f.3/sound/card0`) upwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of reads below `/sys`, except for files that do not exist.
+    pub fn of(host: &Host, directory: &str) -> Result<Self, Problem> {
         for candidate in ancestors(directory) {
             if is_pci(candidate) {
                 return Ok(Self::at(directory, candidate, None));
@@ -110,7 +134,7 @@ impl Hardware {
     }
 
     /// Returns the address of a USB controller in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0`, `platform-3f980000.usb`.
-    pub(crate) fn of_controller(&self) -> String {
+    pub fn of_controller(&self) -> String {
         let name = last_segment(&self.directory);
         match &self.node {
             Some(node) if !node.made(&name) => node.text(),
@@ -120,13 +144,17 @@ impl Hardware {
     }
 
     /// Returns the kernel's names below the address, with their numbers: what distinguishes two controllers of one address.
-    pub(crate) fn below(&self) -> &str {
+    pub fn below(&self) -> &str {
         &self.below
     }
 
     /// Returns the place of a device that is not on USB: its directory without `devices/`, if each name in it is an address, and otherwise the
     /// address alone. What the kernel has below the address follows without numbers.
-    pub(crate) fn place(&self, host: &Host) -> Result<String, Problem> {
+    ///
+    /// # Errors
+    ///
+    /// Those of reads below `/sys`, except for files that do not exist.
+    pub fn place(&self, host: &Host) -> Result<String, Problem> {
         let directory = self
             .directory
             .strip_prefix("devices/")
@@ -176,8 +204,7 @@ fn owner<'a>(host: &Host, directory: &'a str, node: &FirmwareNode) -> Result<&'a
 /// Returns whether the name of a directory is an address, and no number that the kernel counts.
 fn is_fixed(host: &Host, directory: &str) -> Result<bool, Problem> {
     let name = last_segment(directory);
-    if directory == "devices/platform" || is_pci(&name) || nodedock_sdk::pci::root(&name).is_some()
-    {
+    if directory == "devices/platform" || is_pci(&name) || crate::pci::root(&name).is_some() {
         return Ok(true);
     }
     Ok(FirmwareNode::of(host, directory)?.is_some_and(|node| node.made(&name)))
@@ -208,12 +235,182 @@ fn is_guid(name: &str) -> bool {
             .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
+/// A file or link that does not exist is a fact about the device; a value that the kernel does not have now is not.
+fn optional<T>(read: Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+const USB_DEVICES: &str = "bus/usb/devices";
+
+/// A bus, which is one of a controller: a controller with ports of USB 2 and USB 3 has a bus for each, and only the version distinguishes
+/// them.
+#[derive(Debug)]
+struct UsbBus {
+    number: String,
+    /// Controller and version, in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0`, `2`.
+    address: (String, String),
+    /// The kernel's names below the address, which it counts: `xhci-hcd.1.auto`.
+    below: String,
+}
+
+impl UsbBus {
+    fn read(host: &Host, number: &str) -> Result<Self, Problem> {
+        let root = format!("usb{number}");
+        let directory = host.sysfs().read_link(&format!("{USB_DEVICES}/{root}"))?;
+        let controller = directory
+            .strip_suffix(&root)
+            .unwrap_or(&directory)
+            .trim_end_matches('/');
+        let hardware = Hardware::of(host, controller)?;
+        // no error: a bus without the file has no version
+        let version = optional(host.sysfs().read(&format!("{USB_DEVICES}/{root}/version")))?
+            .unwrap_or_default();
+        let version = version.trim().split('.').next().unwrap_or_default();
+        Ok(UsbBus {
+            number: number.to_owned(),
+            address: (hardware.of_controller(), version.to_owned()),
+            below: hardware.below().replace('/', "-"),
+        })
+    }
+}
+
+/// The USB buses of the node, for names of devices by their ports. The numbers of buses may be others after a boot.
+///
+/// ```
+/// use nodedock_sdk::address::UsbBuses;
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// let controller = "devices/pci0000:00/0000:00:14.0";
+/// fake.file(&format!("{controller}/usb1/version"), " 2.00\n")
+///     .link("bus/usb/devices/usb1", &format!("../../../{controller}/usb1"));
+/// let buses = UsbBuses::read(&fake.host())?;
+/// assert_eq!(buses.path_of("1-2.3").as_deref(), Some("pci-0000:00:14.0-usbv2-0:2.3"));
+/// assert_eq!(buses.path_of("2-1"), None);
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
+#[derive(Debug)]
+pub struct UsbBuses(Vec<UsbBus>);
+
+impl UsbBuses {
+    /// Reads the buses. One that disappears while it is read is left out.
+    ///
+    /// # Errors
+    ///
+    /// Those of reads below `/sys`.
+    pub fn read(host: &Host) -> Result<Self, Problem> {
+        let mut buses = Vec::new();
+        for path in host.sysfs().glob(&format!("{USB_DEVICES}/usb*"))? {
+            let root = last_segment(&path);
+            match UsbBus::read(host, root.trim_start_matches("usb")) {
+                Err(problem) if problem.is_absent() => {}
+                bus => buses.push(bus?),
+            }
+        }
+        Ok(UsbBuses(buses))
+    }
+
+    /// Returns controller, version and ports of a device (`1-2.3`), in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0-usbv2-0:2.3`;
+    /// `None` if its bus is not there.
+    pub fn path_of(&self, device: &str) -> Option<String> {
+        let (number, ports) = device.split_once('-')?;
+        let bus = self.0.iter().find(|bus| bus.number == number)?;
+        let (controller, version) = &bus.address;
+        let is_alone = self
+            .0
+            .iter()
+            .all(|other| other.number == number || other.address != bus.address);
+        // Hardware with one address has several controllers, and only the kernel's number distinguishes them.
+        let below = if is_alone {
+            String::new()
+        } else {
+            format!("-{}", bus.below)
+        };
+        Some(format!("{controller}{below}-usbv{version}-0:{ports}"))
+    }
+}
+
+/// The hardware of a device node or another entry of a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// `usb`, `pci`, or `platform` for everything else.
+    pub bus: &'static str,
+    /// The kernel's name on the bus, such as `1-2.3` or `0000:3b:00.0`: the name in `bus/usb/devices`, `bus/pci/devices`. Empty for `platform`.
+    pub name: String,
+    /// Fixed address: `pci-0000:00:14.0-usbv2-0:2.3`, `pci-0000:3b:00.0`, `platform-3f801000.csi`, `acpi-_SB_.COM1`, `of-soc/i2c@7e205000/imx219@10`.
+    pub path: String,
+}
+
+impl UsbBuses {
+    /// Returns the hardware that a directory below `/sys/devices` belongs to. `None` for what is virtual, and for a USB device whose bus is
+    /// not there.
+    ///
+    /// ```
+    /// use nodedock_sdk::address::UsbBuses;
+    /// use nodedock_sdk::testing::FakeHost;
+    ///
+    /// let host = FakeHost::new().host();
+    /// let location = UsbBuses::read(&host)?.locate(&host, "devices/pci0000:00/0000:00:0b.0/accel/accel0")?;
+    /// let location = location.expect("it is hardware");
+    /// assert_eq!((location.bus, location.path.as_str()), ("pci", "pci-0000:00:0b.0"));
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of reads below `/sys`, except for files that do not exist.
+    pub fn locate(&self, host: &Host, directory: &str) -> Result<Option<Location>, Problem> {
+        if directory.starts_with("devices/virtual/") {
+            return Ok(None);
+        }
+        if let Some(name) = usb_device(directory) {
+            return Ok(self.path_of(name).map(|path| Location {
+                bus: "usb",
+                name: name.to_owned(),
+                path,
+            }));
+        }
+        let path = Hardware::of(host, directory)?.of_controller();
+        let (bus, name) = match path.strip_prefix("pci-") {
+            Some(name) => ("pci", name.to_owned()),
+            None => ("platform", String::new()),
+        };
+        Ok(Some(Location { bus, name, path }))
+    }
+}
+
+/// Returns the USB device (`1-2.3`) that a directory is part of: the one above its interface (`1-2.3:1.0`).
+fn usb_device(directory: &str) -> Option<&str> {
+    ancestors(directory).find_map(|path| {
+        let mut segments = path.rsplit('/');
+        let (name, _) = segments.next()?.split_once(':')?;
+        segments.next().filter(|device| *device == name)
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use nodedock_sdk::testing::FakeHost;
-
     use super::*;
-    use crate::tests::tree::{add_acpi_node, add_tree_node};
+    use crate::testing::FakeHost;
+
+    fn add_tree_node(fake: &FakeHost, directory: &str, node: &str) {
+        let node = format!("firmware/devicetree/base/{node}");
+        fake.dir(&node)
+            .link(&format!("{directory}/of_node"), &format!("/sys/{node}"));
+    }
+
+    fn add_acpi_node(fake: &FakeHost, directory: &str, path: &str) {
+        let device = format!("devices/LNXSYSTM:00/LNXSYBUS:00/{}", path.replace('\\', ""));
+        fake.file(&format!("{device}/path"), format!("{path}\n"))
+            .link(
+                &format!("{directory}/firmware_node"),
+                &format!("/sys/{device}"),
+            );
+    }
 
     fn both(fake: &FakeHost, directory: &str) -> (String, String) {
         let host = fake.host();
@@ -317,6 +514,52 @@ mod tests {
             "platform/xhci-hcd.0.auto".to_owned(),
         );
         assert_eq!(both(&fake, "devices/platform/xhci-hcd.0.auto"), expected);
+    }
+
+    #[test]
+    fn location_names_bus_and_address() {
+        let fake = FakeHost::new();
+        let controller = "devices/pci0000:00/0000:00:14.0";
+        fake.file(&format!("{controller}/usb1/version"), " 2.00\n")
+            .link(
+                "bus/usb/devices/usb1",
+                &format!("../../../{controller}/usb1"),
+            );
+        let sensor = "devices/platform/soc/fe804000.i2c/i2c-10/10-0010";
+        add_tree_node(&fake, sensor, "soc/i2c@7e804000/imx219@10");
+        let host = fake.host();
+        let buses = UsbBuses::read(&host).unwrap();
+        let camera = format!("{controller}/usb1/1-5/1-5.1/1-5.1:1.0");
+        for (directory, bus, name, path) in [
+            (
+                format!("{camera}/video4linux/video0"),
+                "usb",
+                "1-5.1",
+                "pci-0000:00:14.0-usbv2-0:5.1",
+            ),
+            (
+                format!("{controller}/video4linux/video0"),
+                "pci",
+                "0000:00:14.0",
+                "pci-0000:00:14.0",
+            ),
+            (
+                format!("{sensor}/video4linux/v4l-subdev0"),
+                "platform",
+                "",
+                "of-soc/i2c@7e804000/imx219@10",
+            ),
+        ] {
+            let location = buses.locate(&host, &directory).unwrap().unwrap();
+            let found = (location.bus, &*location.name, &*location.path);
+            assert_eq!(found, (bus, name, path), "{directory}");
+        }
+        for none in [
+            "devices/virtual/video4linux/video9",
+            "devices/platform/usb2/2-1/2-1:1.0/video4linux/video0",
+        ] {
+            assert_eq!(buses.locate(&host, none).unwrap(), None, "{none}");
+        }
     }
 
     #[test]
