@@ -2,7 +2,7 @@
 //!
 //! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
-use wit_parser::UnresolvedPackageGroup;
+use wit_parser::SourceMap;
 
 use super::language::Language;
 
@@ -164,7 +164,7 @@ const PYTHON: Template = Template {
     language: "Python",
     source: "driver.py",
     setup: "The tool is `componentize-py`, for Python 3.10 or newer: `python3 -m venv .venv && .venv/bin/pip install -r requirements.txt`. `nodedock driver build` \
-            generates `bindings/` of `wit/`. `.venv/bin/python3 -m unittest` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
+            generates `bindings/` of `wit/`. `.venv/bin/python3 -m unittest` (Python 3.11 or newer) runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-python@v5
         with: {python-version: \"3.13\"}
       - run: pip install -r requirements.txt
@@ -372,17 +372,17 @@ const GO: Template = Template {
 
 /// Returns the facets of the contract, in the order of their names.
 pub(super) fn facets() -> Vec<String> {
-    let mut facets = Vec::new();
+    let mut contract = SourceMap::default();
     for (path, content) in COMMON {
-        let Content::Plain(bytes) = content else {
-            continue;
-        };
-        let text = String::from_utf8_lossy(bytes);
-        let group = UnresolvedPackageGroup::parse(path, &text);
-        let group = group.expect("the contract is valid WIT, as every build of the SDK shows");
-        let worlds = group.main.worlds.iter();
-        facets.extend(worlds.filter_map(|(_, world)| Some(world.name.strip_suffix(FACET_WORLD)?.to_owned())));
+        if let Content::Plain(bytes) = content {
+            contract.push_str(path, String::from_utf8_lossy(bytes));
+        }
     }
+    let parsed = contract.parse().map_err(|(_, error)| error);
+    let package = parsed.expect("the contract is valid WIT, as every build of the SDK shows");
+    let worlds = package.main.worlds.iter();
+    let names = worlds.filter_map(|(_, world)| world.name.strip_suffix(FACET_WORLD));
+    let mut facets: Vec<_> = names.map(str::to_owned).collect();
     facets.sort();
     facets
 }

@@ -1,7 +1,7 @@
 //! Refuses implementations of interfaces of the contract that the world of a project does not export: without a word they would not be in the
 //! driver. For C and Go; the modules of Python and JavaScript that the host calls do it themselves, and in Rust the SDK does.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nodedock_bindings::{GO_EXPORTS, Interface, World};
@@ -48,6 +48,20 @@ pub(super) fn check_module(module: &[u8], world: &World) -> Result<()> {
         });
         if let Some(missing) = owner {
             bail!("{}", missing.refusal(&name));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the sources of a driver in C that do not compile.
+pub(super) fn check_c_sources(sources: &[PathBuf], world: &World) -> Result<()> {
+    for source in sources {
+        let shown = source.display();
+        let text = std::fs::read_to_string(source).with_context(|| format!("read {shown}"))?;
+        for missing in &world.unexported {
+            if let Some(name) = missing.interface.c_functions().find(|name| text.contains(name)) {
+                bail!("{}", missing.refusal(&name));
+            }
         }
     }
     Ok(())
@@ -101,6 +115,21 @@ mod tests {
         }
         check_module(&module("run"), &world("driver")).unwrap();
         assert!(check_module(b"no module", &world("driver")).is_err());
+    }
+
+    #[test]
+    fn unexported_functions_in_sources_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("health.c");
+        let check = |name| check_c_sources(&[source.clone()], &world(name));
+        assert!(check("driver").unwrap_err().to_string().contains("read "));
+        std::fs::write(&source, "bool exports_nodedock_driver_health_check(").unwrap();
+        let refused = check("driver").unwrap_err().to_string();
+        assert!(
+            refused.starts_with("exports_nodedock_driver_health_check implements health, which"),
+            "{refused}"
+        );
+        check("full-driver").unwrap();
     }
 
     #[test]
