@@ -395,11 +395,7 @@ mod tests {
             refused()
         );
         std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
-        assert!(
-            refused().contains("read the WIT files in"),
-            "{}",
-            refused()
-        );
+        assert!(refused().contains("read the WIT files in"), "{}", refused());
         let wit = directory.path().join("wit");
         std::fs::create_dir(&wit).unwrap();
         let world = "package a:b;\nworld driver { export run: func(); }\n";

@@ -108,10 +108,7 @@ const COMMON: &[File] = &[
         "wit/deps/nodedock-driver/facets.wit",
         plain!("wit/facets.wit"),
     ),
-    (
-        "wit/deps/nodedock-driver/host.wit",
-        plain!("wit/host.wit"),
-    ),
+    ("wit/deps/nodedock-driver/host.wit", plain!("wit/host.wit")),
     (
         "wit/deps/nodedock-driver/inventory.wit",
         plain!("wit/inventory.wit"),
@@ -145,7 +142,10 @@ const RUST: Template = Template {
         Facet {
             name: "configuration",
             joint: "mod configuration;\n",
-            files: &[("src/configuration.rs", text!("facets/rust/configuration.rs"))],
+            files: &[(
+                "src/configuration.rs",
+                text!("facets/rust/configuration.rs"),
+            )],
         },
         Facet {
             name: "health",
@@ -239,7 +239,10 @@ const JAVASCRIPT: Template = Template {
         Facet {
             name: "configuration",
             joint: "export { configuration } from \"./configuration.js\";\n",
-            files: &[("configuration.js", text!("facets/javascript/configuration.js"))],
+            files: &[(
+                "configuration.js",
+                text!("facets/javascript/configuration.js"),
+            )],
         },
         Facet {
             name: "health",
@@ -434,7 +437,8 @@ impl Facets {
         let has = |name: &str| names.iter().any(|facet| facet == name);
         let joints = template.facets.iter().filter(|facet| has(facet.name));
         let traits: Vec<_> = names.iter().map(|name| capitalised(name)).collect();
-        let include = |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
+        let include =
+            |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
         let golden = GOLDEN.iter().filter(|(name, _)| has(name));
         Self {
             joints: joints.map(|facet| facet.joint).collect(),
@@ -587,16 +591,29 @@ mod tests {
         let facets = facets();
         assert_eq!(facets, ["configuration", "health", "scheduling"]);
         for language in LANGUAGES {
-            let names: Vec<_> = template(language).facets.iter().map(|facet| facet.name).collect();
+            let names: Vec<_> = template(language)
+                .facets
+                .iter()
+                .map(|facet| facet.name)
+                .collect();
             assert_eq!(names, facets, "{language:?}");
             for facet in &facets {
                 let all = files_with(language, &[facet.clone()]);
-                let added = all.keys().filter(|path| path.contains(facet.as_str())).count();
-                assert!(added > 0 && all.len() == files_of(language).len() + added, "{language:?}");
-                let world = all.get("wit/world.wit").map(|text| String::from_utf8_lossy(text));
+                let added = all
+                    .keys()
+                    .filter(|path| path.contains(facet.as_str()))
+                    .count();
+                assert!(
+                    added > 0 && all.len() == files_of(language).len() + added,
+                    "{language:?}"
+                );
+                let world = all
+                    .get("wit/world.wit")
+                    .map(|text| String::from_utf8_lossy(text));
                 let included = format!("    include nodedock:driver/{facet}-facet@0.");
                 assert!(
-                    language == Language::Rust || world.is_some_and(|text| text.contains(&included)),
+                    language == Language::Rust
+                        || world.is_some_and(|text| text.contains(&included)),
                     "{language:?} {facet}"
                 );
             }
@@ -623,8 +640,14 @@ mod tests {
     #[test]
     fn helpers_import_the_contract_of_wit() {
         let text = String::from_utf8(files_of(Language::JavaScript)["nodedock/sdk.js"].clone());
-        let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package "));
-        let (package, version) = contract.unwrap().trim_end_matches(';').split_once('@').unwrap();
+        let contract = CONTRACT
+            .lines()
+            .find_map(|line| line.strip_prefix("package "));
+        let (package, version) = contract
+            .unwrap()
+            .trim_end_matches(';')
+            .split_once('@')
+            .unwrap();
         let import = format!("from \"{package}/sysfs@{version}\";");
         assert!(text.unwrap().contains(&import), "{import}");
     }

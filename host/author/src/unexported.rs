@@ -43,7 +43,9 @@ pub(super) fn check_module(module: &[u8], world: &World) -> Result<()> {
     for name in exports(module)? {
         let owner = world.unexported.iter().find(|missing| {
             let interface = &missing.interface;
-            let is_canonical = name.split_once('#').is_some_and(|(id, _)| id == interface.id);
+            let is_canonical = name
+                .split_once('#')
+                .is_some_and(|(id, _)| id == interface.id);
             is_canonical || interface.c_functions().any(|function| function == name)
         });
         if let Some(missing) = owner {
@@ -59,7 +61,11 @@ pub(super) fn check_c_sources(sources: &[PathBuf], world: &World) -> Result<()> 
         let shown = source.display();
         let text = std::fs::read_to_string(source).with_context(|| format!("read {shown}"))?;
         for missing in &world.unexported {
-            if let Some(name) = missing.interface.c_functions().find(|name| text.contains(name)) {
+            if let Some(name) = missing
+                .interface
+                .c_functions()
+                .find(|name| text.contains(name))
+            {
                 bail!("{}", missing.refusal(&name));
             }
         }
@@ -105,7 +111,9 @@ mod tests {
     fn unexported_functions_are_refused() {
         let c = "exports_nodedock_driver_health_check";
         for name in [c, "nodedock:driver/health@0.2.0#check"] {
-            let refused = check_module(&module(name), &world("driver")).unwrap_err().to_string();
+            let refused = check_module(&module(name), &world("driver"))
+                .unwrap_err()
+                .to_string();
             assert!(
                 refused.starts_with(&format!("{name} implements health, which the world driver"))
                     && refused.contains("add `include nodedock:driver/health-facet@0.2.0;`"),
@@ -143,8 +151,9 @@ mod tests {
         ["identity", "discovery"].into_iter().for_each(add);
         let missing = check("driver").unwrap_err().to_string();
         assert!(
-            missing.contains("exports preparation, and no package exports/export_nodedock_driver_preparation")
-                && missing.contains("functions prepare, unprepare"),
+            missing.contains(
+                "exports preparation, and no package exports/export_nodedock_driver_preparation"
+            ) && missing.contains("functions prepare, unprepare"),
             "{missing}"
         );
         add("preparation");
