@@ -477,8 +477,10 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
         &[
             ("@SETUP@", template.setup),
             ("@BUILD@", template.build),
+            // The template in Rust is compiled as it is by a test of the SDK.
+            ("// @FACETS@\n", &facets.joints),
             ("@FACETS@", &facets.joints),
-            ("@TRAITS@", &facets.traits),
+            (" /* @TRAITS@ */", &facets.traits),
             ("@INCLUDES@", &facets.includes),
             ("@GOLDEN@", &facets.golden),
             ("@WORLD@", world),
