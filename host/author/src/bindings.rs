@@ -98,7 +98,9 @@ fn write_changed(directory: &Path, files: &Files) -> Result<()> {
     for (path, bytes) in files {
         let before = match std::fs::read(directory.join(path)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            before => Some(before.with_context(|| format!("read {path} in {}", directory.display()))?),
+            before => {
+                Some(before.with_context(|| format!("read {path} in {}", directory.display()))?)
+            }
         };
         if before.as_ref() != Some(bytes) {
             write_below(directory, path, bytes)?;
@@ -147,9 +149,7 @@ mod tests {
         )
         .unwrap();
         run(&args(directory.path())).unwrap();
-        let exports = directory
-            .path()
-            .join("bindings/wit_exports/wit_exports.go");
+        let exports = directory.path().join("bindings/wit_exports/wit_exports.go");
         let exports = std::fs::read_to_string(exports).unwrap();
         assert!(
             exports.contains("\"example.com/gpu/exports/export_nodedock_driver_identity\""),
@@ -210,6 +210,9 @@ mod tests {
         std::fs::remove_file(&header).unwrap();
         std::fs::create_dir(&header).unwrap();
         let error = of().unwrap_err();
-        assert!(chain(error.as_ref()).contains("read driver.h in "), "{error:#}");
+        assert!(
+            chain(error.as_ref()).contains("read driver.h in "),
+            "{error:#}"
+        );
     }
 }

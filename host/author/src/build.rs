@@ -235,16 +235,20 @@ fn build_c(directory: &Path, world: &World, output: &Path) -> Result<()> {
         let names = missing.interface.c_functions();
         command.args(names.map(|name| format!("-Wl,--export-if-defined={name}")));
     }
-    for (part, extensions) in [("", &["c"][..]), (nodedock_bindings::DIRECTORY, &["c", "o"])] {
-        command.args(sources(&directory.join(part), extensions)?);
-    }
+    let own = sources(directory, &["c"])?;
+    let bindings = sources(&directory.join(nodedock_bindings::DIRECTORY), &["c", "o"])?;
+    command.args(own.iter().chain(&bindings));
     let built = run_tool(
         command.arg("-o").arg(&module).current_dir(directory),
         packages,
     );
-    built.with_context(|| {
-        format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
-    })?;
+    if let Err(error) = built {
+        // The types of an interface that the world does not export are not in the bindings.
+        unexported::check_c_sources(&own, world)?;
+        return Err(error).with_context(|| {
+            format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
+        });
+    }
     let bytes = std::fs::read(&module).with_context(|| format!("read {}", module.display()))?;
     unexported::check_module(&bytes, world)?;
     write_file(output, &bytes)
@@ -339,6 +343,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("driver.js"), "").unwrap();
         std::fs::write(directory.path().join("a.grant.yaml"), "").unwrap();
+        let contract = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
+        std::os::unix::fs::symlink(contract, directory.path().join("wit")).unwrap();
         let args = BuildArgs {
             dir: directory.path().to_owned(),
             lang: None,
@@ -389,11 +395,7 @@ mod tests {
             refused()
         );
         std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
-        assert!(
-            refused().contains("read the WIT files in"),
-            "{}",
-            refused()
-        );
+        assert!(refused().contains("read the WIT files in"), "{}", refused());
         let wit = directory.path().join("wit");
         std::fs::create_dir(&wit).unwrap();
         let world = "package a:b;\nworld driver { export run: func(); }\n";

@@ -277,7 +277,11 @@ impl Inspected {
     /// The optional interfaces among the exports, in one line.
     fn facets(&self) -> Option<String> {
         let names = self.facets.join(", ");
-        let shown = if names.is_empty() { "none".to_owned() } else { names };
+        let shown = if names.is_empty() {
+            "none".to_owned()
+        } else {
+            names
+        };
         self.contract.is_some().then_some(shown)
     }
 

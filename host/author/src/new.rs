@@ -238,7 +238,9 @@ mod tests {
         );
         let directory = tempfile::tempdir().unwrap();
         let new = directory.path().join("new");
-        let facets = ["scheduling", "health", "health"].map(str::to_owned).to_vec();
+        let facets = ["scheduling", "health", "health"]
+            .map(str::to_owned)
+            .to_vec();
         run(&NewArgs {
             facets,
             ..args("gpu.example.com", &new)

@@ -2,7 +2,7 @@
 //!
 //! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
-use wit_parser::UnresolvedPackageGroup;
+use wit_parser::SourceMap;
 
 use super::language::Language;
 
@@ -108,10 +108,7 @@ const COMMON: &[File] = &[
         "wit/deps/nodedock-driver/facets.wit",
         plain!("wit/facets.wit"),
     ),
-    (
-        "wit/deps/nodedock-driver/host.wit",
-        plain!("wit/host.wit"),
-    ),
+    ("wit/deps/nodedock-driver/host.wit", plain!("wit/host.wit")),
     (
         "wit/deps/nodedock-driver/inventory.wit",
         plain!("wit/inventory.wit"),
@@ -145,7 +142,10 @@ const RUST: Template = Template {
         Facet {
             name: "configuration",
             joint: "mod configuration;\n",
-            files: &[("src/configuration.rs", text!("facets/rust/configuration.rs"))],
+            files: &[(
+                "src/configuration.rs",
+                text!("facets/rust/configuration.rs"),
+            )],
         },
         Facet {
             name: "health",
@@ -164,7 +164,7 @@ const PYTHON: Template = Template {
     language: "Python",
     source: "driver.py",
     setup: "The tool is `componentize-py`, for Python 3.10 or newer: `python3 -m venv .venv && .venv/bin/pip install -r requirements.txt`. `nodedock driver build` \
-            generates `bindings/` of `wit/`. `.venv/bin/python3 -m unittest` runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
+            generates `bindings/` of `wit/`. `.venv/bin/python3 -m unittest` (Python 3.11 or newer) runs the unit tests, which need no WebAssembly; `nodedock/` has the helpers and the fake host.",
     build: "      - uses: actions/setup-python@v5
         with: {python-version: \"3.13\"}
       - run: pip install -r requirements.txt
@@ -239,7 +239,10 @@ const JAVASCRIPT: Template = Template {
         Facet {
             name: "configuration",
             joint: "export { configuration } from \"./configuration.js\";\n",
-            files: &[("configuration.js", text!("facets/javascript/configuration.js"))],
+            files: &[(
+                "configuration.js",
+                text!("facets/javascript/configuration.js"),
+            )],
         },
         Facet {
             name: "health",
@@ -372,17 +375,17 @@ const GO: Template = Template {
 
 /// Returns the facets of the contract, in the order of their names.
 pub(super) fn facets() -> Vec<String> {
-    let mut facets = Vec::new();
+    let mut contract = SourceMap::default();
     for (path, content) in COMMON {
-        let Content::Plain(bytes) = content else {
-            continue;
-        };
-        let text = String::from_utf8_lossy(bytes);
-        let group = UnresolvedPackageGroup::parse(path, &text);
-        let group = group.expect("the contract is valid WIT, as every build of the SDK shows");
-        let worlds = group.main.worlds.iter();
-        facets.extend(worlds.filter_map(|(_, world)| Some(world.name.strip_suffix(FACET_WORLD)?.to_owned())));
+        if let Content::Plain(bytes) = content {
+            contract.push_str(path, String::from_utf8_lossy(bytes));
+        }
     }
+    let parsed = contract.parse().map_err(|(_, error)| error);
+    let package = parsed.expect("the contract is valid WIT, as every build of the SDK shows");
+    let worlds = package.main.worlds.iter();
+    let names = worlds.filter_map(|(_, world)| world.name.strip_suffix(FACET_WORLD));
+    let mut facets: Vec<_> = names.map(str::to_owned).collect();
     facets.sort();
     facets
 }
@@ -434,7 +437,8 @@ impl Facets {
         let has = |name: &str| names.iter().any(|facet| facet == name);
         let joints = template.facets.iter().filter(|facet| has(facet.name));
         let traits: Vec<_> = names.iter().map(|name| capitalised(name)).collect();
-        let include = |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
+        let include =
+            |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
         let golden = GOLDEN.iter().filter(|(name, _)| has(name));
         Self {
             joints: joints.map(|facet| facet.joint).collect(),
@@ -473,10 +477,10 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
         &[
             ("@SETUP@", template.setup),
             ("@BUILD@", template.build),
-            // As comments where the template itself is compiled.
+            // The template in Rust is compiled as it is by a test of the SDK.
             ("// @FACETS@\n", &facets.joints),
             ("@FACETS@", &facets.joints),
-            ("/*@TRAITS@*/", &facets.traits),
+            (" /* @TRAITS@ */", &facets.traits),
             ("@INCLUDES@", &facets.includes),
             ("@GOLDEN@", &facets.golden),
             ("@WORLD@", world),
@@ -589,16 +593,29 @@ mod tests {
         let facets = facets();
         assert_eq!(facets, ["configuration", "health", "scheduling"]);
         for language in LANGUAGES {
-            let names: Vec<_> = template(language).facets.iter().map(|facet| facet.name).collect();
+            let names: Vec<_> = template(language)
+                .facets
+                .iter()
+                .map(|facet| facet.name)
+                .collect();
             assert_eq!(names, facets, "{language:?}");
             for facet in &facets {
                 let all = files_with(language, &[facet.clone()]);
-                let added = all.keys().filter(|path| path.contains(facet.as_str())).count();
-                assert!(added > 0 && all.len() == files_of(language).len() + added, "{language:?}");
-                let world = all.get("wit/world.wit").map(|text| String::from_utf8_lossy(text));
+                let added = all
+                    .keys()
+                    .filter(|path| path.contains(facet.as_str()))
+                    .count();
+                assert!(
+                    added > 0 && all.len() == files_of(language).len() + added,
+                    "{language:?}"
+                );
+                let world = all
+                    .get("wit/world.wit")
+                    .map(|text| String::from_utf8_lossy(text));
                 let included = format!("    include nodedock:driver/{facet}-facet@0.");
                 assert!(
-                    language == Language::Rust || world.is_some_and(|text| text.contains(&included)),
+                    language == Language::Rust
+                        || world.is_some_and(|text| text.contains(&included)),
                     "{language:?} {facet}"
                 );
             }
@@ -625,8 +642,14 @@ mod tests {
     #[test]
     fn helpers_import_the_contract_of_wit() {
         let text = String::from_utf8(files_of(Language::JavaScript)["nodedock/sdk.js"].clone());
-        let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package "));
-        let (package, version) = contract.unwrap().trim_end_matches(';').split_once('@').unwrap();
+        let contract = CONTRACT
+            .lines()
+            .find_map(|line| line.strip_prefix("package "));
+        let (package, version) = contract
+            .unwrap()
+            .trim_end_matches(';')
+            .split_once('@')
+            .unwrap();
         let import = format!("from \"{package}/sysfs@{version}\";");
         assert!(text.unwrap().contains(&import), "{import}");
     }

@@ -1,7 +1,7 @@
 //! Refuses implementations of interfaces of the contract that the world of a project does not export: without a word they would not be in the
 //! driver. For C and Go; the modules of Python and JavaScript that the host calls do it themselves, and in Rust the SDK does.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nodedock_bindings::{GO_EXPORTS, Interface, World};
@@ -43,11 +43,31 @@ pub(super) fn check_module(module: &[u8], world: &World) -> Result<()> {
     for name in exports(module)? {
         let owner = world.unexported.iter().find(|missing| {
             let interface = &missing.interface;
-            let is_canonical = name.split_once('#').is_some_and(|(id, _)| id == interface.id);
+            let is_canonical = name
+                .split_once('#')
+                .is_some_and(|(id, _)| id == interface.id);
             is_canonical || interface.c_functions().any(|function| function == name)
         });
         if let Some(missing) = owner {
             bail!("{}", missing.refusal(&name));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the sources of a driver in C that do not compile.
+pub(super) fn check_c_sources(sources: &[PathBuf], world: &World) -> Result<()> {
+    for source in sources {
+        let shown = source.display();
+        let text = std::fs::read_to_string(source).with_context(|| format!("read {shown}"))?;
+        for missing in &world.unexported {
+            if let Some(name) = missing
+                .interface
+                .c_functions()
+                .find(|name| text.contains(name))
+            {
+                bail!("{}", missing.refusal(&name));
+            }
         }
     }
     Ok(())
@@ -91,7 +111,9 @@ mod tests {
     fn unexported_functions_are_refused() {
         let c = "exports_nodedock_driver_health_check";
         for name in [c, "nodedock:driver/health@0.2.0#check"] {
-            let refused = check_module(&module(name), &world("driver")).unwrap_err().to_string();
+            let refused = check_module(&module(name), &world("driver"))
+                .unwrap_err()
+                .to_string();
             assert!(
                 refused.starts_with(&format!("{name} implements health, which the world driver"))
                     && refused.contains("add `include nodedock:driver/health-facet@0.2.0;`"),
@@ -101,6 +123,21 @@ mod tests {
         }
         check_module(&module("run"), &world("driver")).unwrap();
         assert!(check_module(b"no module", &world("driver")).is_err());
+    }
+
+    #[test]
+    fn unexported_functions_in_sources_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("health.c");
+        let check = |name| check_c_sources(&[source.clone()], &world(name));
+        assert!(check("driver").unwrap_err().to_string().contains("read "));
+        std::fs::write(&source, "bool exports_nodedock_driver_health_check(").unwrap();
+        let refused = check("driver").unwrap_err().to_string();
+        assert!(
+            refused.starts_with("exports_nodedock_driver_health_check implements health, which"),
+            "{refused}"
+        );
+        check("full-driver").unwrap();
     }
 
     #[test]
@@ -114,8 +151,9 @@ mod tests {
         ["identity", "discovery"].into_iter().for_each(add);
         let missing = check("driver").unwrap_err().to_string();
         assert!(
-            missing.contains("exports preparation, and no package exports/export_nodedock_driver_preparation")
-                && missing.contains("functions prepare, unprepare"),
+            missing.contains(
+                "exports preparation, and no package exports/export_nodedock_driver_preparation"
+            ) && missing.contains("functions prepare, unprepare"),
             "{missing}"
         );
         add("preparation");

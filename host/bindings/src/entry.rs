@@ -15,7 +15,11 @@ type Files = Vec<(String, Vec<u8>)>;
 pub(crate) fn python(world: &World) -> Files {
     let exports = world.exports.iter().map(|interface| {
         let functions = interface.functions.iter().map(|function| {
-            let is_fallible = if function.is_fallible { "True" } else { "False" };
+            let is_fallible = if function.is_fallible {
+                "True"
+            } else {
+                "False"
+            };
             format!("\"{}\": {is_fallible}", snake(&function.name))
         });
         let (name, functions) = (interface.upper_camel(), join(functions));
@@ -34,9 +38,10 @@ pub(crate) fn python(world: &World) -> Files {
 
 pub(crate) fn javascript(world: &World) -> Files {
     let exports = world.exports.iter().map(|interface| {
-        let functions = interface.functions.iter().map(|function| {
-            format!("{}: {}", lower_camel(&function.name), function.is_fallible)
-        });
+        let functions = interface
+            .functions
+            .iter()
+            .map(|function| format!("{}: {}", lower_camel(&function.name), function.is_fallible));
         let (name, id) = (lower_camel(&interface.name), &interface.id);
         let functions = join(functions);
         format!("export const {name} = exported(\"{name}\", \"{id}\", {{ {functions} }});\n")
@@ -81,7 +86,10 @@ mod tests {
             .map(|(_, bytes)| String::from_utf8(bytes).unwrap())
             .inspect(|text| {
                 let placeholders = ["@LOG@", "@REFUSALS@", "@EXPORTS@"];
-                assert!(placeholders.iter().all(|name| !text.contains(name)), "{text}");
+                assert!(
+                    placeholders.iter().all(|name| !text.contains(name)),
+                    "{text}"
+                );
             })
             .collect()
     }
@@ -94,7 +102,8 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("    \"Health\": \"driver.py implements health, which") && !text.contains("Health = "),
+            text.contains("    \"Health\": \"driver.py implements health, which")
+                && !text.contains("Health = "),
             "{text}"
         );
         let full = files(python, "full-driver").remove(0);
@@ -117,6 +126,9 @@ mod tests {
             "{text}"
         );
         let full = files(javascript, "full-driver").remove(0);
-        assert!(full.contains("{ configSchema: false, ") && full.contains("export const health"), "{full}");
+        assert!(
+            full.contains("{ configSchema: false, ") && full.contains("export const health"),
+            "{full}"
+        );
     }
 }

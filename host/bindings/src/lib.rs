@@ -127,13 +127,19 @@ mod tests {
         ] {
             assert!(exports.contains(&format!("\"{package}\"")), "{package}");
         }
-        assert_eq!(files.len(), 1, "the rest is in the SDK, or written by the author");
+        assert_eq!(
+            files.len(),
+            1,
+            "the rest is in the SDK, or written by the author"
+        );
     }
 
     /// `NODEDOCK_RECORD=1` writes them again after a change of the contract.
     #[test]
     fn sdk_for_go_has_the_contract() {
-        let gofmt = std::process::Command::new("gofmt").arg("/dev/null").output();
+        let gofmt = std::process::Command::new("gofmt")
+            .arg("/dev/null")
+            .output();
         if gofmt.is_err() {
             return eprintln!("skipped: the bindings in the SDK for Go: gofmt is not installed");
         }
@@ -146,10 +152,18 @@ mod tests {
                 std::fs::write(&path, bytes).unwrap();
             }
             let recorded = std::fs::read(&path).unwrap_or_default(); // no error: the next line shows it
-            assert!(recorded == *bytes, "{} is not of the contract: NODEDOCK_RECORD=1 writes it again", path.display());
+            assert!(
+                recorded == *bytes,
+                "{} is not of the contract: NODEDOCK_RECORD=1 writes it again",
+                path.display()
+            );
         }
         let packages = std::fs::read_dir(&directory).unwrap().count();
-        assert_eq!(packages * 2, files.len(), "each package has its sources and an empty file of assembly");
+        assert_eq!(
+            packages * 2,
+            files.len(),
+            "each package has its sources and an empty file of assembly"
+        );
     }
 
     #[test]

@@ -144,9 +144,7 @@ pub(crate) fn select(wit: &Path, world: &str) -> Result<(Resolve, WorldId)> {
 fn contract_id(resolve: &Resolve) -> Option<PackageId> {
     let mut packages = resolve.packages.iter();
     packages
-        .find(|(_, package)| {
-            package.name.namespace == NAMESPACE && package.name.name == PACKAGE
-        })
+        .find(|(_, package)| package.name.namespace == NAMESPACE && package.name.name == PACKAGE)
         .map(|(id, _)| id)
 }
 
@@ -166,7 +164,12 @@ fn interface_of(item: &WorldItem) -> Option<InterfaceId> {
 /// Returns whether a world imports an interface.
 fn imported(resolve: &Resolve, world: WorldId, id: &str) -> bool {
     let mut items = resolve.worlds[world].imports.values();
-    items.any(|item| interface_of(item).and_then(|found| resolve.id_of(found)).as_deref() == Some(id))
+    items.any(|item| {
+        interface_of(item)
+            .and_then(|found| resolve.id_of(found))
+            .as_deref()
+            == Some(id)
+    })
 }
 
 fn interface(resolve: &Resolve, id: InterfaceId) -> Result<Interface> {
@@ -241,10 +244,8 @@ pub(crate) fn snake(name: &str) -> String {
 
 fn capitalised(word: &str) -> String {
     let mut letters = word.chars();
-    letters
-        .next()
-        .map(|first| first.to_uppercase().chain(letters).collect())
-        .unwrap_or_default()
+    let first = letters.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(letters).collect()
 }
 
 #[cfg(test)]
@@ -303,7 +304,8 @@ mod tests {
         );
         let refusal = world.unexported[0].refusal("driver.py");
         assert!(
-            refusal.starts_with("driver.py implements configuration, which the world driver does not")
+            refusal
+                .starts_with("driver.py implements configuration, which the world driver does not")
                 && refusal.contains("add `include nodedock:driver/configuration-facet@0.2.0;`"),
             "{refusal}"
         );

@@ -79,7 +79,10 @@ fn go_helpers_pass_their_tests() {
     if let Some(compiler) = or_skip(what, compiler.and_then(fetched)) {
         let sources: &Path = &sdk("go");
         // Of the generated packages, `vet` refuses how they use memory.
-        for args in [&["vet", "-unsafeptr=false", "./..."][..], &["test", "./..."]] {
+        for args in [
+            &["vet", "-unsafeptr=false", "./..."][..],
+            &["test", "./..."],
+        ] {
             passes(Command::new(&compiler).args(args).current_dir(sources));
         }
     }

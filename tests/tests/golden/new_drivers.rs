@@ -132,7 +132,10 @@ impl New {
         let refused = self.nodedock(&["driver", "build"]).await;
         let shown = format!("{}{}", refused.stdout, refused.stderr);
         assert_ne!(refused.code, Some(0), "{shown}");
-        for part in ["implements health, which the world driver does not export", HEALTH] {
+        for part in [
+            "implements health, which the world driver does not export",
+            HEALTH,
+        ] {
             assert!(shown.contains(part), "{part:?} in {shown}");
         }
         let world = std::fs::read_to_string(self.directory.join("wit/world.wit"));
@@ -147,10 +150,16 @@ impl New {
         self.builds().await;
         let args = ["driver", "test", "fast-nic.wasm", "--hardware", "machine"];
         let mut command = self.root.command();
-        let failed = self.runs(command.args(args).env("NODEDOCK_LOG", "info")).await;
+        let failed = self
+            .runs(command.args(args).env("NODEDOCK_LOG", "info"))
+            .await;
         assert_ne!(failed.code, Some(0), "{failed:?}");
         for part in [&["a line of the driver"], trace].concat() {
-            assert!(failed.stderr.contains(part), "{part:?} in {}", failed.stderr);
+            assert!(
+                failed.stderr.contains(part),
+                "{part:?} in {}",
+                failed.stderr
+            );
         }
     }
 
@@ -240,11 +249,16 @@ async fn new_python_driver_is_complete() {
         new.is_complete().await;
         new.has_facets_of_its_world().await;
         let python = environment.join("python3");
-        let python = if python.is_file() { python } else { "python3".into() };
+        let python = if python.is_file() {
+            python
+        } else {
+            "python3".into()
+        };
         new.runs(Command::new(python).args(["-m", "unittest"]))
             .await
             .done();
-        let raises = "\n        print(\"a line of the driver\")\n        raise ValueError(\"broken\")";
+        let raises =
+            "\n        print(\"a line of the driver\")\n        raise ValueError(\"broken\")";
         let trace = ["ValueError: broken, at driver.py:", " in discover"];
         let before = "def discover(self, ctx, trigger):";
         new.explains_exceptions("driver.py", before, raises, &trace)
@@ -273,8 +287,14 @@ async fn new_javascript_driver_is_complete() {
     new.runs(Command::new("node").args(["--test", "driver.test.js"]))
         .await
         .done_with(&["# pass 1\n", "# fail 0\n"]);
-    let raises = "\n    console.log(\"a line of the driver\");\n    throw new RangeError(\"broken\");";
+    let raises =
+        "\n    console.log(\"a line of the driver\");\n    throw new RangeError(\"broken\");";
     let trace = ["RangeError: broken, at discover@driver.js:"];
-    new.explains_exceptions("driver.js", "discover(_context, _trigger) {", raises, &trace)
-        .await;
+    new.explains_exceptions(
+        "driver.js",
+        "discover(_context, _trigger) {",
+        raises,
+        &trace,
+    )
+    .await;
 }

@@ -5,7 +5,7 @@ use nodedock_sdk::*;
 
 struct NodeDriver;
 
-nodedock_sdk::export_driver!(NodeDriver/*@TRAITS@*/);
+nodedock_sdk::export_driver!(NodeDriver /* @TRAITS@ */);
 
 const POOL: &str = "nodes";
 const NODES: [&str; 2] = ["/dev/fuse", "/dev/net/tun"];

@@ -17,7 +17,7 @@ bool exports_nodedock_driver_health_check(exports_nodedock_driver_health_context
     devices->ptr[i] = (device_health_t){
         .pool = owned(POOL),
         .device = owned(NODES[i].device),
-        .state = is_there ? NODEDOCK_DRIVER_HEALTH_HEALTH_STATE_HEALTHY : NODEDOCK_DRIVER_HEALTH_HEALTH_STATE_UNHEALTHY,
+        .state = is_there ? EXPORTS_NODEDOCK_DRIVER_HEALTH_HEALTH_STATE_HEALTHY : EXPORTS_NODEDOCK_DRIVER_HEALTH_HEALTH_STATE_UNHEALTHY,
         .message = owned(is_there ? "" : "the node is gone"),
     };
   }
