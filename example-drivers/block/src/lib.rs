@@ -63,7 +63,7 @@ impl Driver for Block {
             // What a container does with its device is no use by the node.
             let claims = host.prepared_claims();
             let mut claims = claims.using(&pool.name, &volume.device.name);
-            let is_claimed = !volume.has_twin && claims.next().is_some();
+            let is_claimed = !volume.has_twin && claims.any(|record| record.prepared);
             if !is_claimed {
                 let node = ("node", volume.kernel.as_str());
                 host.log().info("not offered", &[node, ("reason", reason)]);
