@@ -106,6 +106,10 @@ export class FakeHost {
     }
   }
 
+  #globNodes(pattern) {
+    return this.#matching(pattern, this.nodes.keys()).map((path) => this.#stat(path));
+  }
+
   functions() {
     const page = (isWanted) => ({ claims: [...this.claims.values()].filter(isWanted), next: undefined });
     return {
@@ -116,12 +120,15 @@ export class FakeHost {
         readDir: (path) => this.#readDir(path),
         readLink: (path) => this.#readLink(path),
         glob: (pattern) => this.#matching(pattern, this.#paths()),
+        // Nothing appears while a test waits.
+        waitFor: (pattern, _milliseconds) => this.#matching(pattern, this.#paths()),
       },
       "sysfs-write": { write: (path, value) => this.#write(path, value) },
       "host-files": { read: (path) => this.#readHostFile(path) },
       "device-nodes": {
         stat: (path) => this.#stat(path),
-        glob: (pattern) => this.#matching(pattern, this.nodes.keys()).map((path) => this.#stat(path)),
+        glob: (pattern) => this.#globNodes(pattern),
+        waitFor: (pattern, _milliseconds) => this.#globNodes(pattern),
       },
       "prepared-claims": {
         all: () => page(() => true),

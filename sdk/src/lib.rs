@@ -217,6 +217,7 @@ macro_rules! __refuse_unnamed_facets {
             $crate::__refuse_unnamed_facets!(@ $driver, Configuration);
             $crate::__refuse_unnamed_facets!(@ $driver, Health);
             $crate::__refuse_unnamed_facets!(@ $driver, Scheduling);
+            $crate::__refuse_unnamed_facets!(@ $driver, Telemetry);
         };
     };
     (@ $driver:ty, $facet:ident) => {

@@ -119,10 +119,16 @@ const COMMON: &[File] = &[
 const WORLD: File = ("wit/world.wit", text!("common/world.wit"));
 
 /// What a facet adds to the golden file.
-const GOLDEN: &[(&str, &str)] = &[(
-    "health",
-    "health:\n  nodes/fuse: healthy\n  nodes/net-tun: healthy\n",
-)];
+const GOLDEN: &[(&str, &str)] = &[
+    (
+        "health",
+        "health:\n  nodes/fuse: healthy\n  nodes/net-tun: healthy\n",
+    ),
+    (
+        "telemetry",
+        "readings:\n  nodes/fuse:\n    nodes: 1.0\n  nodes/net-tun:\n    nodes: 1.0\n",
+    ),
+];
 
 const RUST: Template = Template {
     language: "Rust",
@@ -156,6 +162,11 @@ const RUST: Template = Template {
             name: "scheduling",
             joint: "mod scheduling;\n",
             files: &[("src/scheduling.rs", text!("facets/rust/scheduling.rs"))],
+        },
+        Facet {
+            name: "telemetry",
+            joint: "mod telemetry;\n",
+            files: &[("src/telemetry.rs", text!("facets/rust/telemetry.rs"))],
         },
     ],
 };
@@ -204,6 +215,11 @@ const PYTHON: Template = Template {
             name: "scheduling",
             joint: "from scheduling import Scheduling\n",
             files: &[("scheduling.py", text!("facets/python/scheduling.py"))],
+        },
+        Facet {
+            name: "telemetry",
+            joint: "from telemetry import Telemetry\n",
+            files: &[("telemetry.py", text!("facets/python/telemetry.py"))],
         },
     ],
 };
@@ -254,6 +270,11 @@ const JAVASCRIPT: Template = Template {
             joint: "export { scheduling } from \"./scheduling.js\";\n",
             files: &[("scheduling.js", text!("facets/javascript/scheduling.js"))],
         },
+        Facet {
+            name: "telemetry",
+            joint: "export { telemetry } from \"./telemetry.js\";\n",
+            files: &[("telemetry.js", text!("facets/javascript/telemetry.js"))],
+        },
     ],
 };
 
@@ -288,6 +309,11 @@ const C: Template = Template {
             name: "scheduling",
             joint: "",
             files: &[("scheduling.c", text!("facets/c/scheduling.c"))],
+        },
+        Facet {
+            name: "telemetry",
+            joint: "",
+            files: &[("telemetry.c", text!("facets/c/telemetry.c"))],
         },
     ],
 };
@@ -367,6 +393,17 @@ const GO: Template = Template {
                 (
                     "exports/export_nodedock_driver_scheduling/export.go",
                     text!("facets/go/export_scheduling.go"),
+                ),
+            ],
+        },
+        Facet {
+            name: "telemetry",
+            joint: "",
+            files: &[
+                ("driver/telemetry.go", text!("facets/go/telemetry.go")),
+                (
+                    "exports/export_nodedock_driver_telemetry/export.go",
+                    text!("facets/go/export_telemetry.go"),
                 ),
             ],
         },

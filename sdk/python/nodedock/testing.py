@@ -120,6 +120,9 @@ class FakeHost:
             setattr(module, name, function)
         self.replaced = []
 
+    def glob_nodes(self, pattern):
+        return [self.stat(path) for path in self.matching(pattern, self.nodes)]
+
     def functions(self):
         return {
             "log": {"write": lambda level, message, fields: self.lines.append((level.name.lower(), message))},
@@ -129,12 +132,15 @@ class FakeHost:
                 "read_dir": self.read_dir,
                 "read_link": self.read_link,
                 "glob": lambda pattern: self.matching(pattern, self.paths()),
+                # Nothing appears while a test waits.
+                "wait_for": lambda pattern, milliseconds: self.matching(pattern, self.paths()),
             },
             "sysfs_write": {"write": self.write},
             "host_files": {"read": self.read_host_file},
             "device_nodes": {
                 "stat": self.stat,
-                "glob": lambda pattern: [self.stat(path) for path in self.matching(pattern, self.nodes)],
+                "glob": self.glob_nodes,
+                "wait_for": lambda pattern, milliseconds: self.glob_nodes(pattern),
             },
             "prepared_claims": {
                 "all": lambda after: self.page(lambda claim: True),

@@ -348,6 +348,7 @@ async fn mounted_disk_is_refused() {
         .refused_as(of_disk(), "conflict", "edit-denied")
         .await;
     assert!(problem.message.contains("is mounted"), "{problem:?}");
+    scene.daemon.unprepare(&pod("one")).await;
     scene.daemon.assert_empty().await;
 }
 

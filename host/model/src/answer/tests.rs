@@ -476,7 +476,7 @@ fn readings_are_named_finite_and_bounded() {
         (vec![of("a", &[("power_watts", f64::NAN)])], "is not finite"),
         (
             vec![of("a", &[("power_watts", f64::INFINITY)])],
-            "devices[0].readings[0].value",
+            "devices[0]: readings[0]: value",
         ),
         (
             vec![of("a", &[("x", 1.0), ("x", 2.0)])],

@@ -97,6 +97,73 @@ func Glob(pattern string) witTypes.Result[[]NodeInfo, nodedock_driver_common.Pro
 
 }
 
+//go:wasmimport nodedock:driver/device-nodes@0.2.0 wait-for
+func wasm_import_wait_for(arg0 uintptr, arg1 uint32, arg2 int32, arg3 uintptr)
+
+func WaitFor(pattern string, milliseconds uint32) witTypes.Result[[]NodeInfo, nodedock_driver_common.Problem] {
+	pinner := &runtime.Pinner{}
+	defer pinner.Unpin()
+
+	returnArea := uintptr(witRuntime.Allocate(pinner, (8 + 8*4), 4))
+	utf8 := unsafe.Pointer(unsafe.StringData(pattern))
+	pinner.Pin(utf8)
+	wasm_import_wait_for(uintptr(utf8), uint32(len(pattern)), int32(milliseconds), returnArea)
+	var result7 witTypes.Result[[]NodeInfo, nodedock_driver_common.Problem]
+	switch uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 0))) {
+	case 0:
+		result := make([]NodeInfo, 0, *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4))))
+		for index := 0; index < int(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4)))); index++ {
+			base := unsafe.Add(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 4)))), index*(24+5*4))
+			value := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), 0))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), 4)))
+			var option witTypes.Option[string]
+			switch uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(base), (24 + 2*4)))) {
+			case 0:
+
+				option = witTypes.None[string]()
+			case 1:
+				value0 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), (24 + 3*4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), (24 + 4*4))))
+
+				option = witTypes.Some[string](value0)
+			default:
+				panic("unreachable")
+			}
+
+			result = append(result, NodeInfo{Path: value, Kind: uint8(uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(base), (2 * 4))))), Major: uint32(*(*int32)(unsafe.Add(unsafe.Pointer(base), (4 + 2*4)))), Minor: uint32(*(*int32)(unsafe.Add(unsafe.Pointer(base), (8 + 2*4)))), Mode: uint32(*(*int32)(unsafe.Add(unsafe.Pointer(base), (12 + 2*4)))), Uid: uint32(*(*int32)(unsafe.Add(unsafe.Pointer(base), (16 + 2*4)))), Gid: uint32(*(*int32)(unsafe.Add(unsafe.Pointer(base), (20 + 2*4)))), SysfsPath: option})
+		}
+
+		result7 = witTypes.Ok[[]NodeInfo, nodedock_driver_common.Problem](result)
+	case 1:
+		value1 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (3 * 4))))
+		value2 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (4 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (5 * 4))))
+		var option3 witTypes.Option[uint32]
+		switch uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (6 * 4)))) {
+		case 0:
+
+			option3 = witTypes.None[uint32]()
+		case 1:
+
+			option3 = witTypes.Some[uint32](uint32(*(*int32)(unsafe.Add(unsafe.Pointer(returnArea), (4 + 6*4)))))
+		default:
+			panic("unreachable")
+		}
+		result6 := make([]nodedock_driver_common.KeyValue, 0, *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 7*4))))
+		for index := 0; index < int(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 7*4)))); index++ {
+			base := unsafe.Add(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 6*4))))), index*(4*4))
+			value4 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), 0))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), 4)))
+			value5 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), (2 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), (3 * 4))))
+
+			result6 = append(result6, nodedock_driver_common.KeyValue{Key: value4, Value: value5})
+		}
+
+		result7 = witTypes.Err[[]NodeInfo, nodedock_driver_common.Problem](nodedock_driver_common.Problem{Kind: uint8(uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 4)))), Code: value1, Message: value2, RetryAfterMs: option3, Details: result6})
+	default:
+		panic("unreachable")
+	}
+	result8 := result7
+	return result8
+
+}
+
 //go:wasmimport nodedock:driver/device-nodes@0.2.0 stat
 func wasm_import_stat(arg0 uintptr, arg1 uint32, arg2 uintptr)
 

@@ -271,3 +271,58 @@ func Glob(pattern string) witTypes.Result[[]string, nodedock_driver_common.Probl
 	return result6
 
 }
+
+//go:wasmimport nodedock:driver/sysfs@0.2.0 wait-for
+func wasm_import_wait_for(arg0 uintptr, arg1 uint32, arg2 int32, arg3 uintptr)
+
+func WaitFor(pattern string, milliseconds uint32) witTypes.Result[[]string, nodedock_driver_common.Problem] {
+	pinner := &runtime.Pinner{}
+	defer pinner.Unpin()
+
+	returnArea := uintptr(witRuntime.Allocate(pinner, (8 + 8*4), 4))
+	utf8 := unsafe.Pointer(unsafe.StringData(pattern))
+	pinner.Pin(utf8)
+	wasm_import_wait_for(uintptr(utf8), uint32(len(pattern)), int32(milliseconds), returnArea)
+	var result5 witTypes.Result[[]string, nodedock_driver_common.Problem]
+	switch uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 0))) {
+	case 0:
+		result := make([]string, 0, *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4))))
+		for index := 0; index < int(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4)))); index++ {
+			base := unsafe.Add(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 4)))), index*(2*4))
+			value := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), 0))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), 4)))
+
+			result = append(result, value)
+		}
+
+		result5 = witTypes.Ok[[]string, nodedock_driver_common.Problem](result)
+	case 1:
+		value0 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (2 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (3 * 4))))
+		value1 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (4 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (5 * 4))))
+		var option witTypes.Option[uint32]
+		switch uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (6 * 4)))) {
+		case 0:
+
+			option = witTypes.None[uint32]()
+		case 1:
+
+			option = witTypes.Some[uint32](uint32(*(*int32)(unsafe.Add(unsafe.Pointer(returnArea), (4 + 6*4)))))
+		default:
+			panic("unreachable")
+		}
+		result4 := make([]nodedock_driver_common.KeyValue, 0, *(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 7*4))))
+		for index := 0; index < int(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 7*4)))); index++ {
+			base := unsafe.Add(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), (8 + 6*4))))), index*(4*4))
+			value2 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), 0))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), 4)))
+			value3 := unsafe.String((*uint8)(unsafe.Pointer(uintptr(*(*uint32)(unsafe.Add(unsafe.Pointer(base), (2 * 4)))))), *(*uint32)(unsafe.Add(unsafe.Pointer(base), (3 * 4))))
+
+			result4 = append(result4, nodedock_driver_common.KeyValue{Key: value2, Value: value3})
+		}
+
+		result5 = witTypes.Err[[]string, nodedock_driver_common.Problem](nodedock_driver_common.Problem{Kind: uint8(uint8(*(*uint32)(unsafe.Add(unsafe.Pointer(returnArea), 4)))), Code: value0, Message: value1, RetryAfterMs: option, Details: result4})
+	default:
+		panic("unreachable")
+	}
+	result6 := result5
+	return result6
+
+}
