@@ -115,6 +115,10 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ("Device.pods", NO_EMPTY_LIST),
     ("Device.taints", NO_EMPTY_LIST),
     (
+        "Device.readings",
+        "skip_serializing_if = \"::std::collections::BTreeMap::is_empty\"",
+    ),
+    (
         "Device.more_taint_rules",
         "skip_serializing_if = \"crate::json::is_zero\"",
     ),

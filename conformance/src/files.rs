@@ -138,11 +138,12 @@ pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
 
 /// Copies a file or a directory with its permissions; nothing if there is none.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
-    if !from.try_exists()? {
-        return Ok(());
-    }
+    let found = match std::fs::metadata(from) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        found => found.with_context(|| format!("look at {}", from.display()))?,
+    };
     make_directory(to.parent().unwrap_or(to))?;
-    let copied = if from.is_dir() {
+    let copied = if found.is_dir() {
         copy_directory(from, to)
     } else {
         std::fs::copy(from, to).map(drop).map_err(Into::into)

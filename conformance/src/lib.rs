@@ -32,8 +32,8 @@ pub use report::{CaseResult, Outcome, Report};
 
 use test_node::TestNode;
 
-/// Most of a case is waiting.
-const JOBS: usize = 4;
+/// One after the other: on a busy machine a driver may be late for its deadlines.
+const JOBS: usize = 1;
 /// A driver that answers each call in time may still be too slow.
 const CASE_MAX: Duration = Duration::from_secs(600);
 
@@ -187,7 +187,7 @@ impl Options {
     }
 }
 
-/// Runs the cases, several at once if the driver is a program, and `progress` with each result in the order of the list.
+/// Runs the cases, `jobs` at a time if the driver is a program, and `progress` with each result in the order of the list.
 ///
 /// # Errors
 ///

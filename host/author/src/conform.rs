@@ -63,8 +63,8 @@ pub struct ConformArgs {
     /// Seconds until the driver's ResourceSlices are there
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     slices_timeout: u64,
-    /// Cases that run at the same time; 1 for a driver that is measured, and for one that runs already
-    #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
+    /// Cases of a program that run at the same time: most of a case is waiting, but a busy machine makes drivers late
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]

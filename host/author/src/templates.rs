@@ -628,7 +628,10 @@ mod tests {
     #[test]
     fn every_facet_has_a_template() {
         let facets = facets();
-        assert_eq!(facets, ["configuration", "health", "scheduling"]);
+        assert_eq!(
+            facets,
+            ["configuration", "health", "scheduling", "telemetry"]
+        );
         for language in LANGUAGES {
             let names: Vec<_> = template(language)
                 .facets

@@ -145,7 +145,11 @@ impl Registry {
             };
             Some((name, published))
         };
-        self.instances.all().into_iter().filter_map(devices).collect()
+        self.instances
+            .all()
+            .into_iter()
+            .filter_map(devices)
+            .collect()
     }
 
     /// Returns the names of drivers with a source.

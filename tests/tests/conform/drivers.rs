@@ -168,10 +168,7 @@ async fn the_driver_of_device_nodes_passes() {
 }
 
 /// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
-const OWN: [&str; 2] = [
-    "--only",
-    "wire,idempotency,slices,conduct.values-restored",
-];
+const OWN: [&str; 2] = ["--only", "wire,idempotency,slices,conduct.values-restored"];
 
 /// An example driver on a machine, with a config of the test's own unless the driver has none.
 async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {

@@ -26,6 +26,7 @@ impl Machines {
             .cameras()
             .accelerators()
             .disks();
+        add_nodes(simple.path(), &simple.path().join("sys/devices"));
         Self { full, simple }
     }
 
@@ -37,6 +38,38 @@ impl Machines {
             &self.full
         };
         machine.path()
+    }
+}
+
+/// Adds the nodes below `/dev` of the devices in a directory and below it.
+fn add_nodes(root: &Path, directory: &Path) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.is_symlink() {
+            add_nodes(root, &path);
+        }
+        if !path.ends_with("uevent") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let value = |key: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once('='));
+            lines.find_map(|(name, value)| (name == key).then_some(value))
+        };
+        let (Some(name), Some(major), Some(minor)) =
+            (value("DEVNAME"), value("MAJOR"), value("MINOR"))
+        else {
+            continue;
+        };
+        let subsystem = std::fs::read_link(directory.join("subsystem")).unwrap();
+        let kind = if subsystem.ends_with("block") {
+            "block"
+        } else {
+            "character"
+        };
+        let node = root.join("dev").join(name);
+        std::fs::create_dir_all(node.parent().unwrap()).unwrap();
+        std::fs::write(node, format!("{kind} {major}:{minor}\n")).unwrap();
     }
 }
 

@@ -16,9 +16,7 @@ use crate::registry::{PublishedDevices, Registry};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{
-    AllocatedDevice, Changed, ChangedKind, DriverName, Problem, ProblemCode,
-};
+use nodedock_model::{AllocatedDevice, Changed, ChangedKind, DriverName, Problem, ProblemCode};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
@@ -93,7 +91,10 @@ impl DriverChanges {
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut unpublished, mut absent_since) = (Unpublished::new(), BTreeMap::new());
         loop {
-            let recheck = unpublished.values().min().map(|since| *since + UNPUBLISHED_GRACE);
+            let recheck = unpublished
+                .values()
+                .min()
+                .map(|since| *since + UNPUBLISHED_GRACE);
             let checks = tokio::select! {
                 // What is left behind is found at the next start.
                 () = self.tasks.stopped() => return,
@@ -153,9 +154,7 @@ impl DriverChanges {
             return;
         }
         if matches!(published, PublishedDevices::Own(_)) && !self.gone.is_any(name) {
-            let since = *unpublished
-                .entry(name.clone())
-                .or_insert_with(Instant::now);
+            let since = *unpublished.entry(name.clone()).or_insert_with(Instant::now);
             if since.elapsed() < UNPUBLISHED_GRACE {
                 return;
             }

@@ -2,9 +2,7 @@
 //! failed to prepare it, and of a claim that is released without its drivers.
 
 use super::machine::UnprepareResult;
-use crate::records::values::{
-    RecordedValues, RestoreRequest, Restored, RestoredDrivers, Restorer,
-};
+use crate::records::values::{RecordedValues, RestoreRequest, Restored, RestoredDrivers, Restorer};
 use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, DriverName};
 

@@ -366,11 +366,19 @@ async fn native_plugins_devices_are_reported() {
     let daemon = Daemon::start(&server, present.clone());
     let devices = || {
         let known = daemon.own_devices.of(&native)?;
-        Some(known.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>())
+        Some(
+            known
+                .iter()
+                .map(|(_, name)| name.clone())
+                .collect::<Vec<_>>(),
+        )
     };
     pass(5).await;
     assert_eq!(devices(), Some(vec!["theirs".to_owned()]));
-    assert_eq!(daemon.own_devices.of(&super::driver("other.example.com")), None);
+    assert_eq!(
+        daemon.own_devices.of(&super::driver("other.example.com")),
+        None
+    );
     edit(&server, "native", |object| {
         object["spec"]["devices"][0]["name"] = "another".into();
     });

@@ -427,7 +427,8 @@ async fn removed_devices_with_claims_are_reported() {
     let devices = claims.iter().flat_map(|claim| &claim.allocation.devices);
     let gone = devices.filter(|device| daemon.manager.gone_devices.has(device));
     assert_eq!(
-        gone.map(|device| device.device.as_str()).collect::<Vec<_>>(),
+        gone.map(|device| device.device.as_str())
+            .collect::<Vec<_>>(),
         ["0"]
     );
 
@@ -470,7 +471,10 @@ async fn unpublished_devices_of_plugin_are_reported() {
     };
     let seconds = |count: u64| tokio::time::sleep(std::time::Duration::from_secs(count));
     seconds(100).await;
-    assert!(daemon.conditions().is_empty(), "nothing is known of its devices");
+    assert!(
+        daemon.conditions().is_empty(),
+        "nothing is known of its devices"
+    );
     publish(&["0", "1"]);
     publish(&[]);
     seconds(5).await;
