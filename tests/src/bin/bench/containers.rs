@@ -126,11 +126,11 @@ impl Machine {
         // The first of each is no measurement.
         for number in 0..=count {
             let mut took = [Duration::ZERO; 3];
-            for way in 0..WAYS.len() {
+            for (way, took) in took.iter_mut().enumerate() {
                 if is_cold {
                     self.cold.iter().for_each(|file| forget(file));
                 }
-                took[way] = self.container(tool, way, number).await;
+                *took = self.container(tool, way, number).await;
             }
             if number > 0 {
                 times
