@@ -640,7 +640,7 @@ mod tests {
                 .collect();
             assert_eq!(names, facets, "{language:?}");
             for facet in &facets {
-                let all = files_with(language, &[facet.clone()]);
+                let all = files_with(language, std::slice::from_ref(facet));
                 let added = all
                     .keys()
                     .filter(|path| path.contains(facet.as_str()))

@@ -129,7 +129,7 @@ mod tests {
     fn unexported_functions_in_sources_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let source = directory.path().join("health.c");
-        let check = |name| check_c_sources(&[source.clone()], &world(name));
+        let check = |name| check_c_sources(std::slice::from_ref(&source), &world(name));
         assert!(check("driver").unwrap_err().to_string().contains("read "));
         std::fs::write(&source, "bool exports_nodedock_driver_health_check(").unwrap();
         let refused = check("driver").unwrap_err().to_string();
