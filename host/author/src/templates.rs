@@ -663,8 +663,9 @@ mod tests {
         let rust = files_with(Language::Rust, &facets);
         let rust = String::from_utf8_lossy(&rust["src/lib.rs"]);
         assert!(
-            rust.contains("export_driver!(NodeDriver: Configuration, Health, Scheduling, Telemetry);")
-                && rust.contains("mod configuration;\nmod health;\n"),
+            rust.contains(
+                "export_driver!(NodeDriver: Configuration, Health, Scheduling, Telemetry);"
+            ) && rust.contains("mod configuration;\nmod health;\n"),
             "{rust}"
         );
     }
