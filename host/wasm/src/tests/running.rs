@@ -180,3 +180,16 @@ async fn wait_ends_when_the_path_appears() {
     let denied = denied.discover(&call, Trigger::Load).await.unwrap_err();
     assert_eq!(denied.code, "not-granted");
 }
+
+#[tokio::test]
+async fn deadline_of_the_call_ends_a_wait() {
+    let stage = Stage::new();
+    let grant = "sysfsRead: [a]\nlimits: {wallMs: 60}";
+    let endless = stage.try_load(waiting(u32::MAX).module(), grant);
+    let endless = endless.await.unwrap();
+    let late = endless
+        .discover(&a_call(), Trigger::Load)
+        .await
+        .unwrap_err();
+    assert_eq!(late.code, "driver-deadline");
+}
