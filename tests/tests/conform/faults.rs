@@ -16,6 +16,9 @@ const DRIVER: &str = "faulty-driver";
 const PLUGIN: &str = "faulty-device-plugin";
 /// Runs at once: they wait most of the time.
 const AT_ONCE: usize = 12;
+/// Seconds for a call and for a start. Much is running beside it, and only a driver that does not answer takes all of it.
+const CALL_TIMEOUT: &str = "30";
+const START_TIMEOUT: &str = "60";
 /// Runs without a fault.
 const CLEAN_RUNS: usize = 5;
 
@@ -59,9 +62,9 @@ fn args(command: &str) -> [&str; 11] {
         d,
         second,
         call,
-        "5",
+        CALL_TIMEOUT,
         start,
-        "10",
+        START_TIMEOUT,
     ]
 }
 
@@ -144,10 +147,9 @@ async fn each_fault_fails_only_its_case() {
                         "its case needs mounts, which are not allowed here",
                     );
                 } else if found != [case.as_str()] {
-                    let failed = report["verdicts"].as_array().expect("verdicts").iter();
-                    let failed: Vec<_> = failed.filter(|one| one["outcome"] == "failed").collect();
                     wrong.push(format!(
-                        "{fault}: {case} is to find it, and {found:?} do: {failed:#?}"
+                        "{fault}: {case} is to find it, and {found:?} do: {:#?}",
+                        reasons(&report)
                     ));
                 }
             }
@@ -159,6 +161,15 @@ async fn each_fault_fails_only_its_case() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(clean.len(), 2, "five runs of a program have one outcome");
+}
+
+/// The cases that failed, each with its reason.
+fn reasons(report: &serde_json::Value) -> Vec<String> {
+    let verdicts = report["verdicts"].as_array().expect("verdicts").iter();
+    verdicts
+        .filter(|one| one["outcome"] == "failed")
+        .map(|one| format!("{}: {}", one["id"], one["reason"]))
+        .collect()
 }
 
 #[tokio::test]
