@@ -23,6 +23,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
 use nodedock_model::limit::ALLOCATED_DEVICES_MAX;
 
+pub use capacity::{api_capacity, consumed};
 pub use in_use::{DeviceHolds, InUse};
 pub use inventory::Inventory;
 pub use node::NodeRef;

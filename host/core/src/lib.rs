@@ -19,5 +19,6 @@ pub mod recording;
 pub mod records;
 pub mod registry;
 pub mod resources;
+pub mod shares;
 pub mod standard_attributes;
 pub mod sysfs;

@@ -191,17 +191,6 @@ pub struct Capacity {
     pub policy: Option<CapacityPolicy>,
 }
 
-impl Capacity {
-    /// Returns what a claim consumes that requests no amount: the default of the policy, or all of it.
-    pub fn without_request(&self) -> String {
-        let default = self
-            .policy
-            .as_ref()
-            .and_then(|policy| policy.default_amount.as_ref());
-        default.unwrap_or(&self.value).clone()
-    }
-}
-
 /// Amounts of a shared device's capacity that a claim may request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapacityPolicy {

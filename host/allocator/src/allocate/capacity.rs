@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use nodedock_model::quantity;
+use nodedock_model::{CapacityChoice, Device, quantity};
 
 const NANOS: i128 = 1_000_000_000;
 const MILLI_NANOS: i128 = 1_000_000;
@@ -56,6 +56,79 @@ struct Range {
     min: Amount,
     max: Option<Amount>,
     step: Option<Amount>,
+}
+
+/// Returns a capacity of a driver's inventory as a ResourceSlice has it.
+pub fn api_capacity(capacity: &nodedock_model::Capacity) -> DeviceCapacity {
+    let quantity = |text: &String| Quantity(text.clone());
+    let policy = capacity.policy.as_ref().map(|policy| {
+        let (valid_values, valid_range) = match &policy.choice {
+            CapacityChoice::Any => (None, None),
+            CapacityChoice::Values(values) => (Some(values.iter().map(quantity).collect()), None),
+            CapacityChoice::Range { min, max, step } => {
+                let range = CapacityRequestPolicyRange {
+                    min: quantity(min),
+                    max: max.as_ref().map(quantity),
+                    step: step.as_ref().map(quantity),
+                };
+                (None, Some(range))
+            }
+        };
+        CapacityRequestPolicy {
+            default: policy.default_amount.as_ref().map(quantity),
+            valid_values,
+            valid_range,
+        }
+    });
+    DeviceCapacity {
+        value: quantity(&capacity.value),
+        request_policy: policy.filter(|policy| *policy != CapacityRequestPolicy::default()),
+    }
+}
+
+/// Returns what a claim consumes of a device's capacities, by name, if it has the device without others: of each capacity the requested amount
+/// as its policy rounds it, or the policy's default, or all of it.
+///
+/// # Errors
+///
+/// A requested amount is of no capacity of the device, or is no quantity, or its policy does not allow it, or the device has less. The text
+/// names the capacity.
+pub fn consumed(
+    device: &Device,
+    requested: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, String> {
+    let capacities = device.capacities.iter();
+    let capacities: BTreeMap<_, _> = capacities
+        .map(|(name, capacity)| (name.to_string(), api_capacity(capacity)))
+        .collect();
+    if let Some(unknown) = requested
+        .keys()
+        .find(|name| !capacities.contains_key(*name))
+    {
+        return Err(format!("capacity {unknown}: the device does not have it"));
+    }
+    let consumed = parse(&capacities)?.into_iter().map(|capacity| {
+        let amount = consumed_of(&capacity, requested.get(&capacity.name))
+            .map_err(|why| format!("capacity {}: {why}", capacity.name))?;
+        Ok((capacity.name, amount.text))
+    });
+    consumed.collect()
+}
+
+fn consumed_of(capacity: &Capacity, requested: Option<&String>) -> Result<Amount, String> {
+    let requested = requested
+        .map(|text| Amount::parse(&Quantity(text.clone())))
+        .transpose()?;
+    let amount = capacity.consumed(requested.as_ref())?;
+    if !capacity.policy_allows(&amount) {
+        let why = format!("its request policy does not allow {}", amount.text);
+        return Err(why);
+    }
+    if amount.nanos > capacity.value.nanos {
+        let (needed, has) = (&amount.text, &capacity.value.text);
+        return Err(format!("needs {needed}, and the device has {has}"));
+    }
+    Ok(amount)
 }
 
 /// Parses the capacities of a device, in the order of their names. Fails with a sentence that names the capacity.
@@ -360,6 +433,64 @@ mod tests {
             ),
         ] {
             assert_eq!(consumed(policy, Some(requested)), Err(expected.to_owned()));
+        }
+    }
+
+    #[test]
+    fn share_consumes_request_or_default() {
+        use nodedock_model::{CapacityPolicy, QualifiedName};
+        let capacity = |value: &str, policy| nodedock_model::Capacity {
+            value: value.to_owned(),
+            policy,
+        };
+        let policy = CapacityPolicy {
+            default_amount: Some("4Gi".to_owned()),
+            choice: CapacityChoice::Range {
+                min: "2Gi".to_owned(),
+                max: Some("16Gi".to_owned()),
+                step: Some("2Gi".to_owned()),
+            },
+        };
+        let device = Device {
+            capacities: [
+                ("memory", capacity("64Gi", Some(policy))),
+                ("cores", capacity("8", None)),
+            ]
+            .map(|(name, capacity)| (QualifiedName::new(name).unwrap(), capacity))
+            .into(),
+            ..Device::default()
+        };
+        let share = |requested: &[(&str, &str)]| {
+            let requested = requested.iter().map(|(name, amount)| (*name, *amount));
+            let requested = requested.map(|(name, amount)| (name.to_owned(), amount.to_owned()));
+            super::consumed(&device, &requested.collect()).map(|share| {
+                let amount = |name: &str| share[name].clone();
+                [amount("memory"), amount("cores")]
+            })
+        };
+        let amounts = |memory: &str, cores: &str| Ok([memory.to_owned(), cores.to_owned()]);
+        assert_eq!(share(&[]), amounts("4Gi", "8"));
+        assert_eq!(
+            share(&[("memory", "5Gi"), ("cores", "2")]),
+            amounts("6Gi", "2")
+        );
+        for (requested, says) in [
+            (
+                ("memory", "20Gi"),
+                "capacity memory: its request policy does not allow",
+            ),
+            (
+                ("cores", "9"),
+                "capacity cores: needs 9, and the device has 8",
+            ),
+            (("cores", "many"), "capacity cores: \"many\" is no quantity"),
+            (
+                ("lanes", "1"),
+                "capacity lanes: the device does not have it",
+            ),
+        ] {
+            let why = share(&[requested]).unwrap_err();
+            assert!(why.contains(says), "{why}");
         }
     }
 }

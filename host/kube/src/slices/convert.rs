@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use nodedock_allocator::allocate::api_capacity;
 use serde_json::{Map, Value, json};
 
 use super::entry::{Entry, PREPARE_FAILED, UNHEALTHY};
 use super::health::UnhealthyTaint;
 use super::slice::{Content, PoolFields};
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, BindingConditions, CapacityChoice, CapacityPolicy,
-    CounterSet, Device, DeviceName, NodeAllocatable, Pool, PoolScheduling, SkippedOperations,
-    Taint, TaintEffect, limit,
+    AllocatableMapping, AttributeValue, BindingConditions, CounterSet, Device, DeviceName,
+    NodeAllocatable, Pool, PoolScheduling, SkippedOperations, Taint, TaintEffect, limit,
 };
 
 /// The taints that the host adds to devices of a pool.
@@ -147,16 +147,8 @@ fn device(
         .attributes
         .iter()
         .map(|(name, value)| (name.to_string(), attribute(value)));
-    let capacity = device.capacities.iter().map(|(name, capacity)| {
-        let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
-        (
-            name.to_string(),
-            api::DeviceCapacity {
-                value: quantity(&capacity.value),
-                request_policy,
-            },
-        )
-    });
+    let capacities = device.capacities.iter();
+    let capacity = capacities.map(|(name, capacity)| (name.to_string(), api_capacity(capacity)));
     let consumes = device
         .consumes
         .iter()
@@ -209,33 +201,6 @@ fn attribute(value: &AttributeValue) -> api::DeviceAttribute {
         }
     }
     attribute
-}
-
-fn request_policy(policy: &CapacityPolicy) -> api::CapacityRequestPolicy {
-    let (valid_values, valid_range) = match &policy.choice {
-        CapacityChoice::Any => (None, None),
-        CapacityChoice::Values(values) => (
-            Some(values.iter().map(|value| quantity(value)).collect()),
-            None,
-        ),
-        CapacityChoice::Range { min, max, step } => {
-            let (max, step) = (max.as_deref().map(quantity), step.as_deref().map(quantity));
-            (
-                None,
-                Some(api::CapacityRequestPolicyRange {
-                    min: quantity(min),
-                    max,
-                    step,
-                }),
-            )
-        }
-    };
-    let default = policy.default_amount.as_deref().map(quantity);
-    api::CapacityRequestPolicy {
-        default,
-        valid_values,
-        valid_range,
-    }
 }
 
 fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {

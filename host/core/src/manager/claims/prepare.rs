@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::calls::{Callees, DriverCalls, Outcomes, Work, are_pure, prepared_by};
 use super::files::{Nodes, SpecFiles};
@@ -27,6 +26,7 @@ use crate::manager::request::{interrupted, is_in_use};
 use crate::records::RecordStore;
 use crate::records::table::Undo;
 use crate::registry::{DRIVER_POLL_PERIOD, Registry};
+use crate::shares;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
@@ -187,7 +187,7 @@ impl Prepares {
             .rev()
             .find(|claim| claim.id.namespace == pod.namespace && claim.id.name == *name)
         {
-            Some(claim) => Some(self.with_shares(claim.clone())),
+            Some(claim) => Some(self.with_shares(claim.clone())?),
             None => self.source.claim(&pod.namespace, name).await?,
         };
         let claim = claim.ok_or_else(|| {
@@ -207,8 +207,8 @@ impl Prepares {
     }
 
     /// A claim that came with its request, with the shares that a scheduler would have written: of each device that allows several allocations
-    /// a share of its own, with the amounts that a request without any gets.
-    fn with_shares(&self, mut claim: Claim) -> Claim {
+    /// a share of its own, with the amounts that the request names, and else those that a request without any gets.
+    fn with_shares(&self, mut claim: Claim) -> Result<Claim, Problem> {
         let known = self.records.table().claim(claim.id.uid.as_str()).cloned();
         let devices = claim
             .allocation
@@ -233,18 +233,11 @@ impl Prepares {
                 device.pool.as_str(),
                 device.device.as_str(),
             );
-            let Some(found) = found.filter(|found| found.allow_multiple_allocations) else {
-                continue;
-            };
-            let of = format!("{}/{place}", claim.id.uid);
-            device.share_id = Some(Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string());
-            device.consumed = found
-                .capacities
-                .iter()
-                .map(|(name, capacity)| (name.to_string(), capacity.without_request()))
-                .collect();
+            if let Some(found) = found {
+                shares::give(device, &found, &claim.id.uid, place)?;
+            }
         }
-        claim
+        Ok(claim)
     }
 
     /// Decides about every claim, and waits a bounded time for what is in the way. Returns the locks of the claims.
