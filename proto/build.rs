@@ -109,6 +109,10 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
         "Device.attributes_json",
         "rename = \"attributes\", serialize_with = \"crate::json::parsed\"",
     ),
+    (
+        "Device.annotations",
+        "skip_serializing_if = \"::std::collections::BTreeMap::is_empty\"",
+    ),
     ("Device.extended_resource", NO_EMPTY_TEXT),
     ("Device.health_message", "skip"),
     ("Device.numa_nodes", NO_EMPTY_LIST),
@@ -127,6 +131,7 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
         "serialize_with = \"crate::json::text_or_null\"",
     ),
     ("Driver.summary", "skip"),
+    ("Driver.parameters", "skip"),
     ("Driver.timeline", "skip"),
     ("Driver.missing_grants", "skip"),
     ("Driver.discovered_ms", "skip"),

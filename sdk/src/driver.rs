@@ -101,17 +101,17 @@ pub trait Driver {
 ///
 /// impl Configuration for Leds {
 ///     fn parameters_schema() -> Option<String> {
-///         Some(r#"{"type": "integer", "minimum": 0, "maximum": 255}"#.into())
+///         Some(r#"{"type": "object", "properties": {"brightness": {"type": "integer", "minimum": 0, "maximum": 255}}}"#.into())
 ///     }
 ///     fn validate_parameters(parameters: &str) -> Result<(), Problem> {
-///         let brightness: u8 = parse_json("bad-parameters", "brightness", parameters)?;
-///         match brightness {
-///             1..10 => Err(Problem::invalid("too-dark", "a brightness is 0, or 10 and more")),
+///         let levels: std::collections::BTreeMap<String, u8> = parse_json("bad-parameters", "parameters", parameters)?;
+///         match levels.get("brightness") {
+///             Some(1..10) => Err(Problem::invalid("too-dark", "a brightness is 0, or 10 and more")),
 ///             _ => Ok(()),
 ///         }
 ///     }
 /// }
-/// assert_eq!(Leds::validate_parameters("5").unwrap_err().code, "too-dark");
+/// assert_eq!(Leds::validate_parameters(r#"{"brightness": 5}"#).unwrap_err().code, "too-dark");
 /// assert_eq!(Leds::validate_config("{}"), Ok(()));
 /// ```
 pub trait Configuration: Driver {
@@ -120,7 +120,8 @@ pub trait Configuration: Driver {
         None
     }
 
-    /// Returns the JSON Schema of the parameters in claims and classes, at most 256 KiB.
+    /// Returns the JSON Schema of the parameters in claims and classes, at most 256 KiB. The host refuses claims with parameters that do
+    /// not fit it, before it calls the driver for them.
     fn parameters_schema() -> Option<String> {
         None
     }
@@ -135,7 +136,8 @@ pub trait Configuration: Driver {
         Ok(())
     }
 
-    /// Checks what a schema cannot express in the parameters of a claim or class (JSON).
+    /// Checks what a schema cannot express in the parameters of a claim or class (JSON). The host calls it before the first
+    /// [`prepare`](Driver::prepare) of a claim, for each entry of parameters that fits the schema.
     ///
     /// # Errors
     ///

@@ -41,7 +41,9 @@ mod yaml;
 
 pub use discovery::{discovered_group, discovered_resources};
 pub use identity::{Identity, IdentityError, KUBECONFIG_NAME, kubeconfig};
-pub use options::{Access, Check, ObjectWrite, Options};
+pub use options::{
+    Access, Check, InvalidParameters, ObjectWrite, OpaqueParameters, Options, ParametersCheck,
+};
 pub use protobuf::{CONTENT_TYPE as PROTOBUF, to_json as protobuf_to_json};
 pub use resources::{DRA_GROUP, EVENTS_GROUP, Resource, resource, resources};
 pub use respond::Body;

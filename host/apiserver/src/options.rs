@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use serde_json::Value;
 
 use crate::route::Route;
@@ -13,6 +14,26 @@ const HISTORY_BYTES_MAX: usize = 4 << 20;
 
 /// A check beyond the published rules of an object.
 pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
+
+/// Opaque parameters of a claim, a template or a class.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpaqueParameters {
+    pub driver: String,
+    /// JSON text.
+    pub parameters: String,
+}
+
+/// Violation by opaque parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidParameters {
+    /// JSON Pointer of the wrong value; empty for the parameters as a whole.
+    pub path: String,
+    pub why: String,
+}
+
+/// A check of opaque parameters by their driver. Runs while other writes are decided. Returns the violation.
+pub type ParametersCheck =
+    Arc<dyn Fn(OpaqueParameters) -> BoxFuture<'static, Option<InvalidParameters>> + Send + Sync>;
 
 /// A decision whether a request for a resource is answered.
 pub type Access = Arc<dyn Fn(&Route) -> Result<(), Refusal> + Send + Sync>;
@@ -48,6 +69,8 @@ pub struct Options {
     pub history_bytes_max: usize,
     /// Refuses objects beyond the published rules.
     pub check: Option<Check>,
+    /// Refuses new objects for their opaque parameters.
+    pub parameters: Option<ParametersCheck>,
 }
 
 impl Default for Options {
@@ -57,6 +80,7 @@ impl Default for Options {
             taint_rules: false,
             history_bytes_max: HISTORY_BYTES_MAX,
             check: None,
+            parameters: None,
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::route::{self, Route};
 use crate::server::Server;
 use crate::shape::Shape;
 use crate::status::{self, Refusal};
-use crate::validate::Compiled;
+use crate::validate::{Compiled, Verdicts};
 use crate::watch::Watching;
 use crate::writes::{self, APPLY, PATCHES, Write};
 use crate::{discovery, openapi, reviews, yaml};
@@ -28,8 +28,9 @@ use crate::{discovery, openapi, reviews, yaml};
 const BODY_BYTES_MAX: usize = 3 << 20;
 /// A client that does not send its body in this time does not hold its connection longer.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Times that the expressions of an object are compiled for one write: a patch has others if the object changes meanwhile.
-const COMPILED_MAX: usize = 4;
+/// Times that a write is decided again because expressions of the object were to be compiled, or its parameters to be checked: a patch has
+/// others if the object changes meanwhile.
+const TRIES_MAX: usize = 5;
 const JSON: &str = "application/json";
 const YAML: &str = "application/yaml";
 /// The encodings of an object. Kubernetes' protobuf is one of some kinds alone, so that no client is advised to use it.
@@ -203,6 +204,8 @@ impl Server {
             user_agent: header(headers, USER_AGENT),
             compiled: Compiled::default(),
             to_compile: Mutex::default(),
+            verdicts: Verdicts::default(),
+            to_validate: Mutex::default(),
         };
         let dry_run = is_dry_run(route, &write.body)?;
         if route.verb == "deletecollection" {
@@ -222,11 +225,17 @@ impl Server {
             });
             let decided = decided.await;
             tries += 1;
-            let to_compile = write.take_to_compile();
-            if to_compile.is_empty() || tries > COMPILED_MAX {
+            let (to_compile, to_validate) = (write.take_to_compile(), write.take_to_validate());
+            let is_decided = to_compile.is_empty() && to_validate.is_empty();
+            if is_decided || tries > TRIES_MAX {
                 break decided?;
             }
-            write.compiled.compile_apart(to_compile).await;
+            if !to_compile.is_empty() {
+                write.compiled.compile_apart(to_compile).await;
+            }
+            if let Some(check) = &self.shared.options.parameters {
+                write.verdicts.add(check, to_validate).await;
+            }
         };
         Ok((writes::served(route, written), warnings))
     }

@@ -6,5 +6,6 @@ mod connections;
 mod discovery;
 mod durable;
 mod ownership;
+mod parameters;
 mod requests;
 mod watches;

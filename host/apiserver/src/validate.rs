@@ -14,6 +14,7 @@ mod fields;
 mod metadata;
 mod names;
 mod node_selector;
+mod parameters;
 mod pod;
 mod slice;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub(crate) use claim_status::{drop_deallocated_devices, immutable_allocation};
 pub(crate) use defaults::defaults;
 pub(crate) use event::event;
 pub(crate) use expressions::{Compiled, new_expressions};
+pub(crate) use parameters::{Verdicts, new_parameters};
 
 use crate::resources::Resource;
 use crate::status::Cause;

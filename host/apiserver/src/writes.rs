@@ -1,20 +1,20 @@
 //! Create, update, patch and delete.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
 use crate::convert::{from_storage, to_storage};
 use crate::merge::{DEPTH_MAX, is_deeper, is_same_but_times};
-use crate::options::{Check, ObjectWrite, Options};
+use crate::options::{Check, ObjectWrite, OpaqueParameters, Options};
 use crate::resources::{self, EVENTS_GROUP, VERSION};
 use crate::route::Route;
 use crate::selector::Selector;
 use crate::state::{Draft, Snapshot, key};
 use crate::status::{self, Cause, Refusal};
 use crate::storage::ObjectKey;
-use crate::validate::Compiled;
+use crate::validate::{Compiled, Verdicts};
 use crate::{defaults, openapi, validate};
 
 mod events;
@@ -41,6 +41,10 @@ pub(crate) struct Write<'a> {
     pub(crate) compiled: Compiled,
     /// Expressions of the object that are not compiled yet: the write was refused for them, and can be tried again.
     pub(crate) to_compile: Mutex<BTreeSet<String>>,
+    /// Verdicts of drivers on opaque parameters.
+    pub(crate) verdicts: Verdicts,
+    /// Parameters of the object without a verdict: as for expressions.
+    pub(crate) to_validate: Mutex<BTreeSet<OpaqueParameters>>,
 }
 
 /// Operation of a write in `managedFields`.
@@ -134,12 +138,30 @@ impl Write<'_> {
 
     /// Takes the expressions that [`published_rules`] needs compiled.
     pub(crate) fn take_to_compile(&self) -> BTreeSet<String> {
-        std::mem::take(
-            &mut *self
-                .to_compile
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        )
+        std::mem::take(&mut *lock(&self.to_compile))
+    }
+
+    /// Takes the parameters of which [`Self::parameters`] needs a verdict.
+    pub(crate) fn take_to_validate(&self) -> BTreeSet<OpaqueParameters> {
+        std::mem::take(&mut *lock(&self.to_validate))
+    }
+
+    /// Returns the causes by which drivers refuse the opaque parameters of an object that is valid otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Fails if drivers have to check them first, which is not done while other writes wait.
+    fn parameters(&self, new: &Value, old: Option<&Value>) -> Result<Vec<Cause>, Refusal> {
+        if self.options.parameters.is_none() {
+            return Ok(Vec::new());
+        }
+        let parameters = validate::new_parameters(self.route.resource, new, old);
+        let missing = self.verdicts.missing(&parameters);
+        if !missing.is_empty() {
+            *lock(&self.to_validate) = missing;
+            return Err(status::too_many(1));
+        }
+        Ok(self.verdicts.causes(&parameters))
     }
 
     /// Refuses an object that no storage of a cluster takes.
@@ -149,6 +171,10 @@ impl Write<'_> {
             _ => Err(status::object_too_large()),
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn create(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
@@ -183,6 +209,9 @@ fn create_object(
     }
     if let Some(check) = write.check {
         causes.extend(check(route, ObjectWrite::Created(&object)));
+    }
+    if causes.is_empty() {
+        causes = write.parameters(&object, None)?;
     }
     if !causes.is_empty() {
         return Err(status::invalid(route, &name, &causes));
@@ -225,10 +254,7 @@ fn published_rules(
         Ok(expressions) => {
             let missing = write.compiled.missing(&expressions);
             if !missing.is_empty() {
-                *write
-                    .to_compile
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner) = missing;
+                *lock(&write.to_compile) = missing;
                 return Err(status::too_many(1));
             }
         }
@@ -310,6 +336,9 @@ fn replace(
                 .filter(|more| !causes_name(&causes, &more.field))
                 .collect::<Vec<_>>(),
         );
+    }
+    if causes.is_empty() {
+        causes = write.parameters(&new, Some(old))?;
     }
     if !causes.is_empty() {
         return Err(status::invalid(route, &route.name, &causes));

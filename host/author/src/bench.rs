@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use super::workbench::{SubjectArgs, Workbench};
+use super::workbench::{Found, SubjectArgs, Use, Workbench, devices};
 use nodedock_command::output::{Column, Format, print, table};
-use nodedock_model::{DeviceName, Inventory, PoolName};
+use nodedock_model::{Inventory, Problem};
 use nodedock_wasm::{Trigger, WasmDriver};
 
 const ROUNDS: u32 = 50;
@@ -120,9 +120,7 @@ pub(super) async fn run(args: BenchArgs) -> Result<()> {
     let mut refused = Ok(());
     match preparable(&bench, &driver, &inventory).await {
         None => {}
-        Some(Ok((pool, device))) => {
-            rows.extend(claims(&bench, &driver, pool, device, args.rounds).await?)
-        }
+        Some(Ok(found)) => rows.extend(claims(&bench, &driver, found, args.rounds).await?),
         Some(Err(error)) => refused = Err(error),
     }
     rows.push(Measured::of_size(
@@ -204,18 +202,14 @@ async fn preparable<'a>(
     bench: &Workbench,
     driver: &WasmDriver,
     inventory: &'a Inventory,
-) -> Option<Result<(&'a PoolName, &'a DeviceName)>> {
-    let devices = inventory.pools.iter();
-    let devices =
-        devices.flat_map(|(name, pool)| pool.devices.keys().map(move |device| (name, device)));
+) -> Option<Result<Found<'a>>> {
+    let devices = devices(inventory);
     let mut refused = None;
-    for (pool, device) in devices.take(DEVICES_TRIED) {
-        let mut claim = bench.claim(driver, pool, device);
-        let prepared = claim.prepare(driver).await;
-        let unprepared = claim.unprepare(driver).await;
-        match prepared.and(unprepared) {
-            Ok(()) => return Some(Ok((pool, device))),
+    for found in devices.take(DEVICES_TRIED) {
+        match prepare_once(bench, driver, found).await {
+            Ok(()) => return Some(Ok(found)),
             Err(problem) => {
+                let (pool, device, _) = found;
                 let error =
                     anyhow::Error::new(problem).context(format!("{pool}/{device} is not prepared"));
                 refused.get_or_insert(Err(error));
@@ -225,18 +219,29 @@ async fn preparable<'a>(
     refused
 }
 
+async fn prepare_once(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    found: Found<'_>,
+) -> Result<(), Problem> {
+    let mut claim = bench.claim(driver, found, &Use::default())?;
+    let prepared = claim.prepare(driver).await;
+    let unprepared = claim.unprepare(driver).await;
+    prepared.and(unprepared)
+}
+
 /// Prepares and unprepares a claim for one device.
 async fn claims(
     bench: &Workbench,
     driver: &WasmDriver,
-    pool: &PoolName,
-    device: &DeviceName,
+    found: Found<'_>,
     rounds: u32,
 ) -> Result<Vec<Measured>> {
+    let (pool, device, _) = found;
     let (mut prepare, mut unprepare) = (Spent::default(), Spent::default());
     let mut answer = 0;
     for _ in 0..rounds {
-        let mut claim = bench.claim(driver, pool, device);
+        let mut claim = bench.claim(driver, found, &Use::default())?;
         let prepared = prepare.add(driver, claim.prepare(driver)).await;
         answer =
             json_bytes(&prepared.with_context(|| format!("{pool}/{device} is not prepared"))?)?;

@@ -12,13 +12,14 @@ use serde_json::Value;
 
 use super::workbench::{Subject, SubjectArgs, Workbench, facts};
 use nodedock_base::error::chain;
-use nodedock_command::CommandError;
 use nodedock_command::output::{Column, Format, print, table};
+use nodedock_command::{CommandError, parameters};
+use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::recording::{CallOutcome, RecordedCall};
 use nodedock_core::records::SharedClaimTable;
 use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant, pattern};
-use nodedock_model::{Inventory, Problem};
+use nodedock_model::{Inventory, Problem, ProblemCode};
 use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
 
 /// Another boot of the same machine.
@@ -37,6 +38,9 @@ pub struct CheckArgs {
     /// Recorded machine: a directory or a tar file with its /sys [default: this machine]
     #[arg(long, value_name = "SNAPSHOT")]
     hardware: Option<PathBuf>,
+    /// Opaque parameters of a claim or class to be checked too: a JSON object, or a file with JSON or YAML
+    #[arg(long, value_name = "FILE|JSON")]
+    parameters: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -48,7 +52,10 @@ worded! {
         NotLoadable = "not-loadable",
         /// The driver requests more than its grant.
         GrantMissing = "grant-missing",
+        /// A schema of the driver is no JSON Schema, or exceeds a bound.
+        SchemaInvalid = "schema-invalid",
         ConfigInvalid = "config-invalid",
+        ParametersInvalid = "parameters-invalid",
         /// A discovery returned a problem, or exceeded a bound.
         DiscoveryFailed = "discovery-failed",
         /// Two discoveries of the same machine have other pools or devices.
@@ -63,6 +70,8 @@ worded! {
         GrantUnused = "grant-unused",
         NoConfigSchema = "no-config-schema",
         ConfigAcceptsAnything = "config-accepts-anything",
+        NoParametersSchema = "no-parameters-schema",
+        ParametersAcceptAnything = "parameters-accept-anything",
         LimitClose = "limit-close",
     }
 }
@@ -72,7 +81,9 @@ impl Lint {
         match self {
             Self::NotLoadable
             | Self::GrantMissing
+            | Self::SchemaInvalid
             | Self::ConfigInvalid
+            | Self::ParametersInvalid
             | Self::DiscoveryFailed
             | Self::NamesUnstable => Severity::Error,
             Self::DevicesUnstable
@@ -82,6 +93,8 @@ impl Lint {
             | Self::GrantUnused
             | Self::NoConfigSchema
             | Self::ConfigAcceptsAnything
+            | Self::NoParametersSchema
+            | Self::ParametersAcceptAnything
             | Self::LimitClose => Severity::Warning,
         }
     }
@@ -147,8 +160,10 @@ impl Findings {
 pub(super) async fn run(args: CheckArgs) -> Result<()> {
     let subject = args.subject.read()?;
     let bench = Workbench::new(args.hardware.as_deref())?;
+    let parameters = args.parameters.as_deref().map(parameters::read);
+    let parameters = parameters.transpose()?;
     let mut findings = Findings::default();
-    check(&bench, &subject, &mut findings).await;
+    check(&bench, &subject, parameters.as_deref(), &mut findings).await;
     print(args.output, &findings.0, || {
         table(
             args.output,
@@ -161,7 +176,12 @@ pub(super) async fn run(args: CheckArgs) -> Result<()> {
     CommandError::unless_done(!findings.has_errors())
 }
 
-async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
+async fn check(
+    bench: &Workbench,
+    subject: &Subject,
+    parameters: Option<&str>,
+    findings: &mut Findings,
+) {
     let Subject {
         file,
         grant,
@@ -179,6 +199,9 @@ async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
     check_grant(driver.info(), subject, findings);
     if !findings.has_errors() {
         check_config(bench, &driver, subject, findings).await;
+    }
+    if let Some(parameters) = parameters.filter(|_| !findings.has_errors()) {
+        check_parameters(&driver, parameters, findings).await;
     }
     // A driver that would not serve finds nothing that counts.
     if !findings.has_errors() {
@@ -281,7 +304,11 @@ async fn check_config(
     findings: &mut Findings,
 ) {
     if let Err(problem) = driver.validate_config(&driver.look_call()).await {
-        return findings.add(Lint::ConfigInvalid, text(&problem));
+        let lint = match problem.code == ProblemCode::SchemaInvalid {
+            true => Lint::SchemaInvalid,
+            false => Lint::ConfigInvalid,
+        };
+        return findings.add(lint, text(&problem));
     }
     let Some(config) = &subject.config else {
         return;
@@ -304,6 +331,33 @@ async fn check_config(
             "the config is accepted with the unknown key {UNKNOWN_KEY:?} too, so that a misspelt key is not found"
         );
         findings.add(Lint::ConfigAcceptsAnything, message);
+    }
+}
+
+async fn check_parameters(driver: &WasmDriver, parameters: &str, findings: &mut Findings) {
+    let call = driver.look_call();
+    let with_probe = with_unknown_key(parameters);
+    let entries: Vec<_> = [parameters]
+        .into_iter()
+        .chain(with_probe.as_deref())
+        .collect();
+    let verdicts = driver.validate_parameters(&call, &entries).await;
+    if let Some(Err(problem)) = verdicts.first() {
+        return findings.add(Lint::ParametersInvalid, text(problem));
+    }
+    match driver.parameters_schema(&call).await {
+        Err(problem) => findings.add(Lint::SchemaInvalid, text(&problem)),
+        Ok(None) => {
+            let message = "there are parameters, and the driver has no schema for them: export `configuration` with a `parameters-schema`";
+            findings.add(Lint::NoParametersSchema, message);
+        }
+        Ok(Some(_)) if with_probe.is_some() && verdicts.iter().all(Result::is_ok) => {
+            let message = format!(
+                "the parameters are accepted with the unknown key {UNKNOWN_KEY:?} too, so that a misspelt key is not found"
+            );
+            findings.add(Lint::ParametersAcceptAnything, message);
+        }
+        Ok(Some(_)) => {}
     }
 }
 

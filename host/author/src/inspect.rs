@@ -1,18 +1,20 @@
 //! `nodedock driver inspect`: everything that a driver file shows of itself, also if it cannot be loaded.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use nodedock_proto::node::v1::DriverTrust;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
-use super::{grant_beside, load, read};
+use super::{grant_beside, load, read, write_file};
 use nodedock_base::error::chain;
 use nodedock_command::output::{Format, join, print};
 use nodedock_command::{CommandError, describe};
 use nodedock_model::grant::{self, Grant, LimitKey, LimitValues};
-use nodedock_model::limit;
+use nodedock_model::{Problem, limit};
 use nodedock_wasm::trust::{Policy, TrustDecision};
 use nodedock_wasm::{DriverInfo, Inspection};
 use nodedockd::config::ConfigFile;
@@ -30,6 +32,9 @@ pub struct InspectArgs {
     /// Check the signature beside the file, NAME.wasm.sig, with this public key (PEM)
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Write the JSON Schema of the driver's parameters in claims and classes to this file, for editors
+    #[arg(long, value_name = "FILE")]
+    parameters_schema: Option<PathBuf>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -62,6 +67,10 @@ struct Inspected {
     name: Option<String>,
     version: Option<String>,
     summary: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
+    /// JSON Schema of the parameters in claims and classes; none if it has none.
+    parameters_schema: Option<Value>,
     /// Capabilities that it requests.
     requests: Vec<Request>,
     /// File of the grant; none is the empty grant.
@@ -138,6 +147,10 @@ pub(super) async fn run(args: InspectArgs) -> Result<()> {
         .map(|policy| judge(policy, file, &bytes))
         .transpose()?;
     let found = load(file, bytes, &grant).await?;
+    let schema = match &found.driver {
+        Ok(driver) => driver.parameters_schema(&driver.look_call()).await,
+        Err(_) => Ok(None),
+    };
     // A pin may be for the driver's name, which is known now.
     let verdict = match (policy, verdict, &found.driver) {
         (Some(policy), Some(verdict), Ok(driver)) if verdict.distrust.is_none() => {
@@ -145,10 +158,23 @@ pub(super) async fn run(args: InspectArgs) -> Result<()> {
         }
         (_, verdict, _) => verdict,
     };
-    let inspected = inspected(file, &found, &grant, grant_path, verdict);
+    let inspected = inspected(file, &found, schema, &grant, grant_path, verdict);
+    if let Some(path) = &args.parameters_schema {
+        write_schema(path, &inspected)?;
+    }
     print(args.output, &inspected, || join(inspected.lines()))?;
     let refused = inspected.error.is_some() || inspected.distrusted;
     CommandError::unless_done(!refused)
+}
+
+fn write_schema(path: &Path, inspected: &Inspected) -> Result<()> {
+    let schema = match (&inspected.parameters_schema, &inspected.error) {
+        (Some(schema), _) => schema,
+        (None, Some(error)) => bail!("{} cannot be loaded: {error}", inspected.file),
+        (None, None) => bail!("{} has no schema of parameters", inspected.file),
+    };
+    let text = serde_json::to_string_pretty(schema).context("write the schema")? + "\n";
+    write_file(path, text.as_bytes())
 }
 
 fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<TrustDecision> {
@@ -167,6 +193,7 @@ fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<TrustDecision> {
 fn inspected(
     file: &Path,
     found: &Inspection,
+    schema: Result<Option<Value>, Problem>,
     grant: &Grant,
     grant_path: Option<PathBuf>,
     verdict: Option<TrustDecision>,
@@ -176,6 +203,10 @@ fn inspected(
     let missing_grants = driver
         .map(|driver| driver.missing_grants().to_vec())
         .unwrap_or_default();
+    let (parameters_schema, broken) = match schema {
+        Ok(schema) => (schema, None),
+        Err(problem) => (None, Some(problem.message)),
+    };
     Inspected {
         file: file.display().to_string(),
         size: found.size,
@@ -189,6 +220,10 @@ fn inspected(
         name: info.map(|info| info.name.to_string()),
         version: info.map(|info| info.version.clone()),
         summary: info.map(|info| info.summary.clone()),
+        annotations: info
+            .map(|info| info.annotations.clone())
+            .unwrap_or_default(),
+        parameters_schema,
         requests: info
             .map(|info| requests(info, &missing_grants))
             .unwrap_or_default(),
@@ -199,7 +234,12 @@ fn inspected(
         trust: verdict
             .as_ref()
             .map(|verdict| convert::trust(&verdict.view())),
-        error: found.driver.as_ref().err().map(|error| chain(error)),
+        error: found
+            .driver
+            .as_ref()
+            .err()
+            .map(|error| chain(error))
+            .or(broken),
     }
 }
 
@@ -258,6 +298,8 @@ impl Inspected {
                 driver.map(|(name, version)| format!("{name} {version}")),
             ),
             labelled("summary", self.summary.clone()),
+            labelled("metadata", self.metadata_lines()),
+            labelled("schema", self.schema_lines()),
             labelled("requests", self.requests.iter().map(Request::text)),
             labelled("limits", self.limits.iter().flatten().map(Limit::text)),
             labelled(
@@ -283,6 +325,23 @@ impl Inspected {
             names
         };
         self.contract.is_some().then_some(shown)
+    }
+
+    /// The driver's annotations.
+    fn metadata_lines(&self) -> Vec<String> {
+        let annotations = self.annotations.iter();
+        annotations
+            .map(|(key, value)| format!("{key}: {value}"))
+            .collect()
+    }
+
+    /// The schema of the parameters, indented.
+    fn schema_lines(&self) -> Vec<String> {
+        let Some(schema) = &self.parameters_schema else {
+            return Vec::new();
+        };
+        let text = format!("of the parameters in claims and classes:\n{schema:#}");
+        text.lines().map(str::to_owned).collect()
     }
 
     fn verdict(&self) -> Vec<String> {
@@ -371,6 +430,8 @@ mod tests {
             name: Some("gpu.example.com".into()),
             version: Some("1.2.3".into()),
             summary: Some("GPUs\u{1b}[2J".into()),
+            annotations: [("language".to_owned(), "rust".to_owned())].into(),
+            parameters_schema: Some(serde_json::json!({"type": "object"})),
             requests: vec![
                 Request {
                     request: "sysfsRead: class/drm/*".into(),
@@ -411,6 +472,11 @@ exports   nodedock:driver/health@0.1.0
 facets    health
 driver    gpu.example.com 1.2.3
 summary   GPUs\u{fffd}[2J
+metadata  language: rust
+schema    of the parameters in claims and classes:
+          {
+            \"type\": \"object\"
+          }
 requests  sysfsRead: class/drm/*
           env: GPU_* (not granted)
 limits    memory 128 MiB (requested: 128, granted: 256)

@@ -66,7 +66,7 @@ pub enum DriverFileCommand {
     Bench(bench::BenchArgs),
     /// Run a daemon with one driver on a temporary root, and print what it publishes
     Run(run::RunArgs),
-    /// Show what a driver file is and requests, without a daemon; of its code only `describe` runs
+    /// Show what a driver file is and requests, without a daemon; of its code only `describe` and the functions that return its schemas run
     Inspect(inspect::InspectArgs),
     /// Print a grant with everything that a driver file requests, to be read, narrowed and saved as NAME.grant.yaml
     Grant { file: PathBuf },

@@ -10,13 +10,11 @@ use serde::Serialize;
 use serde_json::Value;
 use similar::TextDiff;
 
-use super::workbench::{SubjectArgs, Workbench, Written};
+use super::workbench::{Found, SubjectArgs, Use, UseArgs, Workbench, Written, devices};
 use super::{read, write_file};
 use nodedock_command::output::{Format, print_text};
 use nodedock_core::driver::Published;
-use nodedock_model::{
-    DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem, Readings,
-};
+use nodedock_model::{DeviceHealth, DriverName, Inventory, PreparedClaim, Problem, Readings};
 use nodedock_wasm::{Trigger, WasmDriver};
 
 /// Devices that are prepared, one after the other, in the order of their names.
@@ -30,6 +28,8 @@ const GOLDEN_BYTES_MAX: u64 = 16 << 20;
 pub struct TestArgs {
     #[command(flatten)]
     subject: SubjectArgs,
+    #[command(flatten)]
+    with: UseArgs,
     /// Recorded machine: a directory or a tar file with its /sys
     #[arg(long, value_name = "SNAPSHOT")]
     hardware: PathBuf,
@@ -79,7 +79,7 @@ pub(super) async fn run(args: TestArgs) -> Result<()> {
     let subject = args.subject.read()?;
     let bench = Workbench::new(Some(&args.hardware))?;
     let driver = bench.load(&subject).await?;
-    let tested = test(&bench, &driver).await?;
+    let tested = test(&bench, &driver, &args.with.read()?).await?;
     let name = args.golden.as_deref().unwrap_or(Path::new(""));
     let is_json = args.output == Format::Json
         || name
@@ -97,7 +97,7 @@ pub(super) async fn run(args: TestArgs) -> Result<()> {
     tested.ensure_repeatable()
 }
 
-async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
+async fn test(bench: &Workbench, driver: &WasmDriver, with: &Use) -> Result<Tested> {
     let name = driver.info().name.clone();
     let published = driver
         .publish(&driver.look_call(), Trigger::Load)
@@ -131,16 +131,13 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
             )
         });
     let mut claims = BTreeMap::new();
-    let devices = inventory
-        .pools
-        .iter()
-        .flat_map(|(name, pool)| pool.devices.keys().map(move |key| (name, key)));
-    for (pool, device) in devices.take(DEVICES_MAX) {
+    with.check(&inventory)?;
+    for (pool, name, device) in devices(&inventory).take(DEVICES_MAX) {
         // What it did with one device keeps no other from being tried.
         driver.containment().resume();
         claims.insert(
-            format!("{pool}/{device}"),
-            test_claim(bench, driver, pool, device).await,
+            format!("{pool}/{name}"),
+            test_claim(bench, driver, (pool, name, device), with).await,
         );
     }
     let not_prepared = Some(inventory.device_count() - claims.len()).filter(|count| *count > 0);
@@ -158,11 +155,17 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
 async fn test_claim(
     bench: &Workbench,
     driver: &WasmDriver,
-    pool: &PoolName,
-    device: &DeviceName,
+    found: Found<'_>,
+    with: &Use,
 ) -> ClaimResult {
-    let mut claim = bench.claim(driver, pool, device);
     let mut result = ClaimResult::default();
+    let mut claim = match bench.claim(driver, found, with) {
+        Ok(claim) => claim,
+        Err(problem) => {
+            result.refused = Some(problem);
+            return result;
+        }
+    };
     match claim.prepare(driver).await {
         Ok(prepared) => {
             match claim.prepare(driver).await {

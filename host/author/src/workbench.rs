@@ -16,16 +16,19 @@ use serde::Serialize;
 
 use super::{beside, grant_beside, read, read_text};
 use nodedock_base::locks::{LockGuard, Locks};
+use nodedock_command::parameters;
 use nodedock_core::driver::values::{Journal, NoJournal, Write};
-use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
+use nodedock_core::driver::{Call, ClaimDriver, NodeFacts, validate_claims};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::recording::{Line, RecordedCall, Recordings};
 use nodedock_core::records::SharedClaimTable;
+use nodedock_core::shares;
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
-    AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart,
-    ObjectRef, PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
+    AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, Device, DeviceName, DriverKind,
+    DriverName, DriverPart, Inventory, ObjectRef, OpaqueConfig, PoolName, PreparedBy,
+    PreparedClaim, Problem, ProblemCode, Uid, limit,
 };
 use nodedock_wasm::{
     CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config,
@@ -52,6 +55,64 @@ pub(super) struct SubjectArgs {
     /// Its config [default: NAME.config.yaml beside NAME.wasm, if it exists]
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
+}
+
+/// Use of the devices by claims.
+#[derive(Args)]
+pub(super) struct UseArgs {
+    /// Opaque parameters of the claims for the driver: a JSON object, or a file with JSON or YAML
+    #[arg(long, value_name = "FILE|JSON")]
+    parameters: Option<String>,
+    /// Amount of a capacity that claims request of a device that several claims can share, such as memory=8Gi [default: as the device's policy
+    /// has it]; may be given several times
+    #[arg(long, value_name = "NAME=QUANTITY")]
+    capacity: Vec<String>,
+}
+
+/// Parts of a claim beside its device.
+#[derive(Default)]
+pub(super) struct Use {
+    /// JSON text.
+    parameters: Option<String>,
+    /// Requested amounts of capacities, by name. A device without the capacity, or for one claim alone, has none of them.
+    amounts: BTreeMap<String, String>,
+}
+
+impl UseArgs {
+    pub(super) fn read(&self) -> Result<Use> {
+        let parameters = self.parameters.as_deref().map(parameters::read);
+        Ok(Use {
+            parameters: parameters.transpose()?,
+            amounts: parameters::amounts(&self.capacity)?,
+        })
+    }
+}
+
+impl Use {
+    /// Fails if an amount is of a capacity that no shared device has: it may be misspelt.
+    pub(super) fn check(&self, inventory: &Inventory) -> Result<()> {
+        for name in self.amounts.keys() {
+            let mut shared = devices(inventory).filter(|(.., it)| it.allow_multiple_allocations);
+            anyhow::ensure!(
+                shared.any(|(.., device)| device.capacities.contains_key(name.as_str())),
+                "no device that several claims can share has the capacity {name}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A device with its pool and its name.
+pub(super) type Found<'a> = (&'a PoolName, &'a DeviceName, &'a Device);
+
+/// The devices of an inventory, in the order of their names.
+pub(super) fn devices(inventory: &Inventory) -> impl Iterator<Item = Found<'_>> {
+    let pools = inventory.pools.iter();
+    pools.flat_map(|(name, pool)| {
+        pool.devices
+            .iter()
+            .map(move |(key, device)| (name, key, device))
+    })
 }
 
 /// A driver's files.
@@ -209,25 +270,37 @@ impl Workbench {
         Ok(driver)
     }
 
-    /// A claim for one device, which is known from before its first call on.
+    /// A claim for one device, which is known from before its first call on. Of a device that several claims can share it has a share.
+    ///
+    /// # Errors
+    ///
+    /// The device cannot give an amount that is requested.
     pub(super) fn claim(
         &self,
         driver: &WasmDriver,
-        pool: &PoolName,
-        device: &DeviceName,
-    ) -> TestClaim<'_> {
+        (pool, device_name, device): Found<'_>,
+        with: &Use,
+    ) -> Result<TestClaim<'_>, Problem> {
         let name = driver.info().name.clone();
-        let mut record = ClaimRecord::new(id(device), ClaimState::Preparing, BOOT);
-        record.allocation.devices = vec![AllocatedDevice {
-            request: REQUEST.to_owned(),
+        let mut record = ClaimRecord::new(id(device_name), ClaimState::Preparing, BOOT);
+        let (pool, device_name) = (pool.clone(), device_name.clone());
+        let mut allocated = AllocatedDevice::whole(REQUEST, name.clone(), pool, device_name);
+        if device.allow_multiple_allocations {
+            let amounts = with.amounts.iter();
+            let amounts = amounts.filter(|(name, _)| device.capacities.contains_key(name.as_str()));
+            allocated.consumed = amounts
+                .map(|(capacity, amount)| (capacity.clone(), amount.clone()))
+                .collect();
+        }
+        shares::give(&mut allocated, device, &record.id.uid, 0)?;
+        record.allocation.devices = vec![allocated];
+        let configs = with.parameters.iter().map(|parameters| OpaqueConfig {
+            source: ConfigSource::Claim,
+            requests: Vec::new(),
             driver: name.clone(),
-            pool: pool.clone(),
-            device: device.clone(),
-            share_id: None,
-            consumed: BTreeMap::new(),
-            admin_access: false,
-            binding: Default::default(),
-        }];
+            parameters: parameters.clone(),
+        });
+        record.allocation.configs = configs.collect();
         let by = PreparedBy {
             kind: DriverKind::Wasm,
             version: driver.info().version.clone(),
@@ -245,9 +318,10 @@ impl Workbench {
             bench: self,
             driver: name,
             record,
+            was_called: false,
         };
         claim.put();
-        claim
+        Ok(claim)
     }
 
     /// Returns what drivers wrote below `/sys` since the last call of this function.
@@ -286,10 +360,12 @@ pub(super) struct TestClaim<'a> {
     bench: &'a Workbench,
     driver: DriverName,
     record: ClaimRecord,
+    /// The driver was called to prepare it.
+    was_called: bool,
 }
 
 impl TestClaim<'_> {
-    /// Prepares the claim; it may be repeated.
+    /// Has the parameters checked, and prepares the claim; it may be repeated.
     pub(super) async fn prepare(&mut self, driver: &WasmDriver) -> Result<PreparedClaim, Problem> {
         let mut asked = self.record.driver_claim(&self.driver);
         if let Some(values) = &self.bench.values {
@@ -298,7 +374,16 @@ impl TestClaim<'_> {
                 .remove(&self.record.id.uid)
                 .unwrap_or_default();
         }
-        let prepared = one(driver.prepare(&call(), &[asked]).await)?;
+        let asked = std::slice::from_ref(&asked);
+        if let Some(verdict) = validate_claims(driver, &call(), asked)
+            .await
+            .into_values()
+            .next()
+        {
+            verdict?;
+        }
+        self.was_called = true;
+        let prepared = one(driver.prepare(&call(), asked).await)?;
         let part = self.record.drivers.entry(self.driver.clone()).or_default();
         part.prepared = Some(Arc::new(prepared.clone()));
         self.record.state = ClaimState::Prepared;
@@ -309,8 +394,13 @@ impl TestClaim<'_> {
         Ok(prepared)
     }
 
+    /// Unprepares the claim, unless its parameters were refused before the driver was called.
     pub(super) async fn unprepare(&self, driver: &WasmDriver) -> Result<(), Problem> {
-        let Some(record) = self.record.driver_record(&self.driver) else {
+        let Some(record) = self
+            .record
+            .driver_record(&self.driver)
+            .filter(|_| self.was_called)
+        else {
             return Ok(());
         };
         one(driver.unprepare(&call(), &[record]).await)

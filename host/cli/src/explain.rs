@@ -237,6 +237,7 @@ fn driver_lines(driver: &v1::Driver) -> Vec<String> {
         ("summary", &driver.summary),
         ("version", &driver.version),
         ("digest", &driver.digest),
+        ("parameters", &driver.parameters),
         ("reason", &driver.reason),
     ];
     let facts = facts.into_iter().filter(|(_, text)| !text.is_empty());

@@ -13,10 +13,12 @@ use uuid::Uuid;
 use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
 use super::{CommandError, Location, local_api, names};
+use nodedock_command::parameters;
 use nodedock_core::manifest::{self, Objects};
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName,
-    DriverName, ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
+    DeviceName, DriverName, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
+    PoolName, Uid,
 };
 use nodedockd::convert;
 
@@ -54,8 +56,68 @@ pub(super) struct PrepareArgs {
     /// A claim of the local API for it; may be given several times
     #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
     claim: Vec<String>,
+    /// Opaque parameters for the driver of the devices: a JSON object, or a file with JSON or YAML
+    #[arg(long, value_name = "FILE|JSON", requires = "device")]
+    parameters: Option<String>,
+    /// Amount of a capacity that each device is to give, where several claims can share it, such as memory=8Gi [default: as the device's policy
+    /// has it]; may be given several times
+    #[arg(long, value_name = "NAME=QUANTITY", requires = "device")]
+    capacity: Vec<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
+}
+
+impl PrepareArgs {
+    /// Reads the contents of a composed pod.
+    fn composed(&self) -> Result<Composed> {
+        let parameters = self.parameters.as_deref().map(parameters::read);
+        Ok(Composed {
+            devices: self.device.clone(),
+            parameters: parameters.transpose()?,
+            amounts: parameters::amounts(&self.capacity)?,
+        })
+    }
+}
+
+/// The devices of a composed pod, and how it uses them.
+#[derive(Default)]
+struct Composed {
+    devices: Vec<String>,
+    /// JSON text.
+    parameters: Option<String>,
+    /// Amounts of capacities, by name.
+    amounts: BTreeMap<String, String>,
+}
+
+impl Composed {
+    /// Returns the text from which the claim's UID is made beside the devices: empty for a claim with neither parameters nor amounts.
+    fn suffix(&self) -> String {
+        let parameters = self.parameters.iter().map(|text| format!("/{text}"));
+        let amounts = self.amounts.iter();
+        let amounts = amounts.map(|(name, amount)| format!("/{name}={amount}"));
+        parameters.chain(amounts).collect()
+    }
+
+    /// The parameters, for the driver of the devices.
+    fn configs(&self, devices: &[AllocatedDevice]) -> Result<Vec<OpaqueConfig>, CommandError> {
+        let (Some(parameters), Some(first)) = (&self.parameters, devices.first()) else {
+            return Ok(Vec::new());
+        };
+        if let Some(other) = devices.iter().find(|other| other.driver != first.driver) {
+            let message = format!(
+                "parameters are for one driver, and the devices are of {} and {}",
+                first.driver, other.driver
+            );
+            let hint = "prepare the devices of each driver for a pod of their own, or give the claim in a file";
+            return Err(CommandError::usage(message, hint));
+        }
+        Ok(vec![OpaqueConfig {
+            source: ConfigSource::Claim,
+            requests: Vec::new(),
+            driver: first.driver.clone(),
+            parameters: parameters.clone(),
+        }])
+    }
 }
 
 #[derive(Args)]
@@ -77,12 +139,13 @@ pub(super) async fn prepare(location: &Location, mut args: PrepareArgs) -> Resul
     if args.namespace.is_empty() {
         args.namespace = local_api::namespace(location);
     }
+    let composed = args.composed()?;
     let Objects {
         mut claims,
         mut pods,
     } = match &args.pod {
         Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
-        Some(pod) => compose(&args.namespace, pod, &args.device, "")?,
+        Some(pod) => compose(&args.namespace, pod, &composed, "")?,
         None => read(&args.filename)?,
     };
     let mut client = connect(location).await?;
@@ -92,7 +155,7 @@ pub(super) async fn prepare(location: &Location, mut args: PrepareArgs) -> Resul
             .await?
             .into_inner()
             .name;
-        Objects { claims, pods } = compose(&args.namespace, pod, &args.device, &node)?;
+        Objects { claims, pods } = compose(&args.namespace, pod, &composed, &node)?;
     }
     if args.device.len() > 1 {
         let adapters = client
@@ -195,20 +258,28 @@ fn read(files: &[PathBuf]) -> Result<Objects> {
 fn compose(
     namespace: &str,
     pod: &str,
-    devices: &[String],
+    composed: &Composed,
     node: &str,
 ) -> Result<Objects, CommandError> {
-    let devices = devices
+    let devices = composed
+        .devices
         .iter()
         .enumerate()
-        .map(|(index, text)| device(index, text))
-        .collect::<Result<Vec<_>, _>>()?;
+        .map(|(index, text)| {
+            Ok(AllocatedDevice {
+                consumed: composed.amounts.clone(),
+                ..device(index, text)?
+            })
+        })
+        .collect::<Result<Vec<_>, CommandError>>()?;
+    let configs = composed.configs(&devices)?;
     let names: Vec<_> = devices
         .iter()
         .map(|d| format!("{}/{}/{}", d.driver, pool_of(d, node), d.device))
         .collect();
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
-    let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
+    let of_claim = format!("claim/{namespace}/{pod}/{}", names.join(","));
+    let claim_uid = uid(&(of_claim + &composed.suffix()));
     let short: String = claim_uid.as_str().chars().take(8).collect();
     let namespace = ObjectName::new(namespace).map_err(bad_name)?;
     let pod = ObjectRef {
@@ -225,7 +296,7 @@ fn compose(
         },
         allocation: Some(Allocation {
             devices,
-            configs: Vec::new(),
+            configs,
             node_name: None,
         }),
         reserved_for: vec![Consumer::of_pod(&pod)],
@@ -381,10 +452,41 @@ fn device(index: usize, text: &str) -> Result<AllocatedDevice, CommandError> {
 mod tests {
     use super::*;
 
+    fn of(devices: &[&str]) -> Composed {
+        Composed {
+            devices: devices.iter().map(|&device| device.to_owned()).collect(),
+            ..Composed::default()
+        }
+    }
+
+    #[test]
+    fn composed_claim_has_parameters_and_amounts() {
+        let plain = of(&["d.dev/p/0"]);
+        let composed = Composed {
+            parameters: Some("{}".to_owned()),
+            amounts: BTreeMap::from([("memory".to_owned(), "8Gi".to_owned())]),
+            ..of(&["d.dev/p/0"])
+        };
+        let claim = |composed: &Composed| {
+            let mut objects = compose("default", "demo", composed, "").unwrap();
+            objects.claims.remove(0)
+        };
+        assert_ne!(claim(&plain).id, claim(&composed).id);
+        let allocation = claim(&composed).allocation.unwrap();
+        assert_eq!(allocation.devices[0].consumed, composed.amounts);
+        assert_eq!(allocation.configs[0].driver.as_str(), "d.dev");
+        assert_eq!(allocation.configs[0].parameters, "{}");
+        let several = Composed {
+            devices: of(&["d.dev/p/0", "e.dev/p/0"]).devices,
+            ..composed
+        };
+        let error = compose("default", "demo", &several, "").unwrap_err();
+        assert!(error.to_string().contains("d.dev and e.dev"), "{error}");
+    }
+
     #[test]
     fn composed_claim_depends_on_its_devices() {
-        let compose =
-            |device: &str| compose("default", "demo", &[device.to_owned()], "node-1").unwrap();
+        let compose = |device: &str| compose("default", "demo", &of(&[device]), "node-1").unwrap();
         let (one, again, other) = (
             compose("d.dev/misc/fuse"),
             compose("d.dev/misc/fuse"),
@@ -404,7 +506,7 @@ mod tests {
     /// Two Allocates for one container set its variable twice, and a runtime kept the last.
     #[test]
     fn device_plugin_devices_share_one_request() {
-        let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
+        let devices = of(&["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"]);
         let mut claims = compose("default", "demo", &devices, "node-1")
             .unwrap()
             .claims;

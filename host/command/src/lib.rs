@@ -1,11 +1,12 @@
-//! Shared parts of the commands of both programs: the root and socket of the node program, its client, forms of output, errors with exit
-//! codes.
+//! Shared parts of the commands of both programs: the root and socket of the node program, its client, forms of output, parameters for drivers, errors
+//! with exit codes.
 //!
 //! It knows no command, and nothing of the node program but the paths of its files and its API.
 
 pub mod client;
 pub mod describe;
 pub mod output;
+pub mod parameters;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

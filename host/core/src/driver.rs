@@ -11,7 +11,7 @@ pub mod quarantine;
 pub mod stats;
 pub mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,11 +19,12 @@ use async_trait::async_trait;
 use strum::IntoStaticStr;
 use tokio::sync::watch;
 
+use nodedock_base::printable::cut;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
-    ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ExtendedResource,
-    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, ReadingsReport,
-    Uid,
+    ConfigSource, ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName,
+    ExtendedResource, HealthReport, Inventory, OpaqueConfig, PluginDevice, PreparedClaim, Problem,
+    ProblemCode, ReadingsReport, Uid, limit,
 };
 
 /// Identity of a driver, constant over its life.
@@ -166,11 +167,69 @@ pub trait ClaimDriver: Send + Sync {
         false
     }
 
-    /// Prepares claims. May be repeated for a claim at any time with the same result.
+    /// Checks opaque parameters, each entry (JSON) by itself. Returns the verdicts in their order. A driver without such a check accepts all.
+    async fn validate_parameters(
+        &self,
+        call: &Call,
+        parameters: &[&str],
+    ) -> Vec<Result<(), Problem>> {
+        let _ = call;
+        vec![Ok(()); parameters.len()]
+    }
+
+    /// Prepares claims whose parameters were validated. May be repeated for a claim at any time with the same result.
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 
     /// Unprepares claims. An unknown claim is a success.
     async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()>;
+}
+
+/// Has a driver check the parameters of claims; the problem of a claim says of which parameters it is. A claim without parameters is not
+/// among the outcomes.
+pub async fn validate_claims(
+    driver: &dyn ClaimDriver,
+    call: &Call,
+    claims: &[DriverClaim],
+) -> Outcomes<()> {
+    let configs = claims.iter().flat_map(|claim| &claim.configs);
+    let texts: BTreeSet<_> = configs.map(|config| config.parameters.as_str()).collect();
+    let texts: Vec<_> = texts.into_iter().collect();
+    if texts.is_empty() {
+        return Outcomes::new();
+    }
+    let verdicts = driver.validate_parameters(call, &texts).await;
+    let verdicts: BTreeMap<_, _> = texts.into_iter().zip(verdicts).collect();
+    let with_configs = claims.iter().filter(|claim| !claim.configs.is_empty());
+    with_configs
+        .map(|claim| {
+            let refused = claim.configs.iter().find_map(|config| {
+                let verdict = verdicts.get(config.parameters.as_str());
+                match verdict.unwrap_or(&Err(skipped(&claim.id.uid))) {
+                    Ok(()) => None,
+                    Err(problem) => Some(of_config(config, problem)),
+                }
+            });
+            (claim.id.uid.clone(), refused.map_or(Ok(()), Err))
+        })
+        .collect()
+}
+
+/// The problem of one entry of parameters, with its source.
+fn of_config(config: &OpaqueConfig, problem: &Problem) -> Problem {
+    let of = match config.source {
+        ConfigSource::DeviceClass => "parameters of the DeviceClass",
+        ConfigSource::Claim => "parameters of the claim",
+    };
+    let requests = match config.requests.as_slice() {
+        [] => String::new(),
+        requests => format!(" (requests {})", requests.join(", ")),
+    };
+    let (driver, why) = (&config.driver, &problem.message);
+    let message = format!("{of} for driver {driver}{requests}: {why}");
+    Problem {
+        message: cut(&message, limit::PROBLEM_MESSAGE_BYTES_MAX),
+        ..problem.clone()
+    }
 }
 
 /// Previous versions of WASM drivers, for the claims that they prepared.

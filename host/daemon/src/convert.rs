@@ -607,6 +607,7 @@ pub fn driver(view: &DriverView, pools: &NodePools) -> v1::Driver {
         summary: view.summary.clone(),
         timeline: view.timeline.iter().map(transition).collect(),
         missing_grants: view.missing_grants.clone(),
+        parameters: view.parameters.clone().unwrap_or_default(),
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
         native: view

@@ -662,6 +662,8 @@ impl NodeApi {
                     .capacities
                     .iter()
                     .map(|(name, c)| (name.to_string(), c.value.clone()));
+                let annotations = pool.annotations.iter().chain(&device.annotations);
+                let annotations = annotations.map(|(key, value)| (key.clone(), value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
                     pool: self.pools.published(name, pool_name).to_string(),
@@ -682,6 +684,7 @@ impl NodeApi {
                     taints: convert::taints(&device.taints, &added),
                     more_taint_rules: convert::count(added.more_rules),
                     readings: readings.cloned().into_iter().flatten().collect(),
+                    annotations: annotations.collect(),
                 });
             }
         }

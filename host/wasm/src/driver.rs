@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::OnceCell;
 
 use crate::bindings::types;
 use crate::calls::edits::Verifier;
@@ -15,7 +16,7 @@ use crate::calls::guest_calls::{self, CallRecording, GuestRequest};
 use crate::calls::sandbox::{GuestCall, Sandbox};
 use crate::convert::{self, Refusal};
 use crate::host_functions::state::Scope;
-use crate::load::schema;
+use crate::load::schema::Schemas;
 use crate::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::values::Journal;
@@ -36,12 +37,16 @@ use nodedock_model::{
 pub(super) const PERMIT_WAIT: Duration = Duration::from_secs(5);
 /// Maximum time to check the files that container edits name: a network file system may hang.
 const VERIFY_WALL: Duration = Duration::from_secs(2);
+/// Maximum time to compile a schema and to check a value by it: also the largest schema takes less on a busy node.
+const SCHEMA_WALL: Duration = Duration::from_secs(10);
 
 /// A loaded WASM driver.
 pub struct WasmDriver {
     pub(super) info: Arc<DriverInfo>,
     pub(super) missing_grants: Arc<[String]>,
     pub(super) config: Option<Arc<str>>,
+    /// Empty until they are read.
+    pub(super) schemas: Arc<OnceCell<Arc<Schemas>>>,
     pub(super) sandbox: Sandbox,
     pub(super) recorder: Recorder,
     /// Revision for recordings.
@@ -104,6 +109,7 @@ impl WasmDriver {
             info: Arc::clone(&self.info),
             missing_grants: self.missing_grants.clone(),
             config: self.config.clone(),
+            schemas: Arc::clone(&self.schemas),
             sandbox: self.sandbox.on_node(facts, prepared_claims, journal),
             recorder: Recorder::default(),
             revision: Arc::clone(&self.revision),
@@ -235,7 +241,8 @@ impl WasmDriver {
         convert::readings_report(report).map_err(|why| self.refused(why))
     }
 
-    /// Checks the operator's config: it has to be JSON, match the driver's schema, and be accepted by the driver.
+    /// Checks that the driver's schemas are valid, then the operator's config: it has to be JSON, match the driver's schema, and be accepted
+    /// by the driver.
     pub async fn validate_config(&self, call: &Call) -> Result<(), Problem> {
         let text = self.config_text().to_owned();
         let value: Value = serde_json::from_str(&text).map_err(|error| {
@@ -244,34 +251,90 @@ impl WasmDriver {
                 format!("the config is not JSON: {error}"),
             )
         })?;
+        let schemas = self.schemas(call).await?;
+        // The schema's error comes first: it names the place.
+        self.check_schema(move || {
+            schemas
+                .config
+                .as_ref()
+                .map_or(Ok(()), |it| it.check(&value))
+        })
+        .await?;
         if self.sandbox.compiled.exports.configuration.is_none() {
             return Ok(());
         }
-        let answer = self.call(
-            call,
-            Operation::Validate,
-            None,
-            None,
-            move |store, instance, exports| {
-                Box::pin(async move {
-                    let Some(configuration) = &exports.configuration else {
-                        return Ok((None, Ok(())));
-                    };
-                    let configuration = configuration.load(&mut *store, instance)?;
-                    let schema = configuration.call_config_schema(&mut *store).await?;
-                    Ok((
-                        schema,
-                        configuration.call_validate_config(store, &text).await?,
-                    ))
-                })
-            },
-        );
-        let (schema, verdict) = answer.await?;
-        // The schema's error comes first: it names the place.
-        if let Some(schema) = schema {
-            schema::check(&schema, &value)?;
-        }
-        verdict.map_err(|problem| self.problem(problem))
+        let guest = guest_calls::validate_config(text);
+        let verdict = self.call(call, Operation::Validate, None, None, guest);
+        verdict.await?.map_err(|problem| self.problem(problem))
+    }
+
+    /// Returns the JSON Schema of claim and class parameters, if the driver has one.
+    ///
+    /// # Errors
+    ///
+    /// The driver does not return its schemas, or one of them is not valid.
+    pub async fn parameters_schema(&self, call: &Call) -> Result<Option<Value>, Problem> {
+        let schemas = self.schemas(call).await?;
+        Ok(schemas
+            .parameters
+            .as_ref()
+            .map(|schema| schema.document().clone()))
+    }
+
+    /// Returns the properties of the parameters in one line; `None` for a driver without their schema, or before its schemas are read.
+    pub fn parameters_summary(&self) -> Option<String> {
+        let schema = self.schemas.get()?.parameters.as_ref()?;
+        Some(schema.summary())
+    }
+
+    /// The driver's schemas, which are read once, with nothing granted.
+    async fn schemas(&self, call: &Call) -> Result<Arc<Schemas>, Problem> {
+        let read = self.schemas.get_or_try_init(|| async {
+            if self.sandbox.compiled.exports.configuration.is_none() {
+                return Ok(Arc::default());
+            }
+            let sandbox = self.sandbox.with_nothing_granted();
+            let guest = guest_calls::schemas();
+            let texts = sandbox.call(call, Operation::Validate, None, None, guest);
+            let (config, parameters) = texts.await.map_err(CallFailure::into_problem)?;
+            self.check_schema(move || {
+                Schemas::read(config.as_deref(), parameters.as_deref()).map(Arc::new)
+            })
+            .await
+        });
+        read.await.map(Arc::clone)
+    }
+
+    /// Compiles a schema, or checks a value by one, in one of the driver's threads.
+    async fn check_schema<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let late = || {
+            let message =
+                format!("the check by the driver's schema did not end within {SCHEMA_WALL:?}");
+            Problem::unavailable(ProblemCode::DriverBusy, message)
+        };
+        blocking(&self.sandbox.scope.blocking, SCHEMA_WALL, late, work).await
+    }
+
+    /// Checks one entry of parameters: by the schema, and then by the driver.
+    async fn validate_entry(&self, call: &Call, parameters: &str) -> Result<(), Problem> {
+        let value: Value = serde_json::from_str(parameters).map_err(|error| {
+            Problem::invalid(
+                ProblemCode::NotJson,
+                format!("the parameters are not JSON: {error}"),
+            )
+        })?;
+        let schemas = self.schemas(call).await?;
+        self.check_schema(move || {
+            let schema = schemas.parameters.as_ref();
+            schema.map_or(Ok(()), |schema| schema.check(&value))
+        })
+        .await?;
+        let guest = guest_calls::validate_parameters(parameters.to_owned());
+        let verdict = self.call(call, Operation::Validate, None, None, guest);
+        verdict.await?.map_err(|problem| self.problem(problem))
     }
 
     fn converted(
@@ -448,6 +511,22 @@ impl ClaimDriver for WasmDriver {
         !makes_progress && !self.sandbox.scope.effective.can_change_node()
     }
 
+    async fn validate_parameters(
+        &self,
+        call: &Call,
+        parameters: &[&str],
+    ) -> Vec<Result<(), Problem>> {
+        if self.sandbox.compiled.exports.configuration.is_none() {
+            return vec![Ok(()); parameters.len()];
+        }
+        let mut verdicts = Vec::with_capacity(parameters.len());
+        // Each in an instance of its own: parameters of which the driver fails refuse no other claim.
+        for parameters in parameters {
+            verdicts.push(self.validate_entry(call, parameters).await);
+        }
+        verdicts
+    }
+
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let context = self.context(call);
         let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
@@ -462,13 +541,15 @@ impl ClaimDriver for WasmDriver {
             Ok(answer) => answer,
             Err(problem) => return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem),
         };
-        let outcomes = answer.into_iter().map(|entry| {
-            let outcome = match entry.outcome {
-                Ok(prepared) => self.converted(claims, &entry.uid, prepared),
-                Err(problem) => Err(self.problem(problem)),
-            };
-            (entry.uid, outcome)
-        });
+        let outcomes = answer
+            .into_iter()
+            .map(|types::PrepareOutcome { uid, outcome }| {
+                let outcome = match outcome {
+                    Ok(prepared) => self.converted(claims, &uid, prepared),
+                    Err(problem) => Err(self.problem(problem)),
+                };
+                (uid, outcome)
+            });
         let outcomes = self.settled(call, claims.iter().map(|claim| &claim.id.uid), outcomes);
         self.verified(outcomes).await
     }
@@ -499,12 +580,11 @@ impl ClaimDriver for WasmDriver {
             Ok(answer) => self.settled(
                 call,
                 uids,
-                answer.into_iter().map(|entry| {
-                    (
-                        entry.uid,
-                        entry.outcome.map_err(|problem| self.problem(problem)),
-                    )
-                }),
+                answer
+                    .into_iter()
+                    .map(|types::UnprepareOutcome { uid, outcome }| {
+                        (uid, outcome.map_err(|problem| self.problem(problem)))
+                    }),
             ),
             Err(problem) => all_failed(uids, &problem),
         }

@@ -399,6 +399,7 @@ impl WasmHost {
             info: Arc::new(info),
             missing_grants: missing_grants.into(),
             config: config.map(Into::into),
+            schemas: Arc::default(),
             sandbox,
             recorder,
             revision: Arc::new(revision),

@@ -5,6 +5,7 @@ pub(crate) mod guest;
 mod hostile;
 mod limits;
 mod loading;
+mod parameters;
 mod replaying;
 mod running;
 mod writing;

@@ -28,6 +28,7 @@ mod metrics;
 mod names;
 mod one_holder;
 mod packages;
+mod parameters;
 mod pod_resources;
 mod pods;
 mod previous_versions;

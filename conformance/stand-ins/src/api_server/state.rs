@@ -153,6 +153,7 @@ impl Shared {
             taint_rules: true,
             history_bytes_max: usize::MAX,
             check: Some(check),
+            parameters: None,
         };
         let server = Server::open(options, Arc::new(Memory), Loaded::default()).await;
         let server = server.expect("a server without objects opens");

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Nodes;
 use super::node::VirtualNode;
-use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_core::driver::{Call, ClaimDriver, validate_claims};
 use nodedock_kube::claims::{ClaimEvent, watch_all};
 use nodedock_kube::client::KubeClient;
 use nodedock_kube::status::{Reported, Statuses};
@@ -251,11 +251,14 @@ impl Held {
                 reserved_for: record.consumers(),
                 ..record.driver_claim(name)
             };
-            let outcome = self
-                .node
-                .driver(driver)
-                .prepare(&call(), std::slice::from_ref(&asked))
-                .await;
+            let driver = self.node.driver(driver);
+            let asked = std::slice::from_ref(&asked);
+            let verdict = validate_claims(&driver, &call(), asked).await;
+            if let Some(Err(problem)) = verdict.into_values().next() {
+                self.refused("prepared", name, Some(&problem));
+                return false;
+            }
+            let outcome = driver.prepare(&call(), asked).await;
             match outcome.into_values().next() {
                 Some(Ok(prepared)) => {
                     let part = record.drivers.entry(name.clone()).or_default();

@@ -401,6 +401,19 @@ impl Undo {
             .push((uid.clone(), table.remove_pod(uid.as_str())));
     }
 
+    /// Undoes the changes of these claims.
+    pub(crate) fn restore_claims(&mut self, table: &mut ClaimTable, uids: &BTreeSet<Uid>) {
+        let (undone, kept) = std::mem::take(&mut self.claims)
+            .into_iter()
+            .partition(|(uid, _)| uids.contains(uid));
+        self.claims = kept;
+        let undone = Self {
+            claims: undone,
+            pods: Vec::new(),
+        };
+        undone.restore(table);
+    }
+
     /// Undoes the newest change first.
     pub(crate) fn restore(self, table: &mut ClaimTable) {
         for (uid, before) in self.claims.into_iter().rev() {

@@ -61,6 +61,8 @@ pub struct DriverView {
     pub summary: String,
     pub devices: usize,
     pub missing_grants: Vec<String>,
+    /// Properties of the parameters in claims and classes, in one line; `None` for a driver without their schema.
+    pub parameters: Option<String>,
     /// Time of the last discovery; Unix milliseconds.
     pub discovered_ms: Option<u64>,
     pub problem: Option<Problem>,

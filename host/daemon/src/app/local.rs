@@ -6,19 +6,23 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use nodedock_apiserver::{
-    Cause, Change as ObjectChange, Check, Identity, Loaded, ObjectKey, Options, Server, Storage,
-    StorageError, serve_tls, serve_unix, serve_unix_by_user,
+    Cause, Change as ObjectChange, Check, Identity, InvalidParameters, Loaded, ObjectKey,
+    OpaqueParameters, Options, ParametersCheck, Server, Storage, StorageError, serve_tls,
+    serve_unix, serve_unix_by_user,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::report_statuses;
@@ -35,6 +39,7 @@ use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::tcp::ListenAddress;
 use nodedock_core::checkpoint::{Change, Checkpoint};
+use nodedock_core::driver::Call;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::{HardwareHolds, PodSelector};
 use nodedock_core::registry::Registry;
@@ -49,6 +54,9 @@ use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
+
+/// Maximum time of a driver for the check of parameters, for which a writer waits.
+const PARAMETERS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The local API, before the claim manager is there to use it.
 pub(super) struct LocalApi {
@@ -270,7 +278,11 @@ impl LocalApi {
             checkpoint,
             uids: Mutex::new(uids),
         });
-        let server = Server::open(Options::default(), storage, loaded)
+        let options = Options {
+            parameters: Some(by_drivers(registry.clone())),
+            ..Options::default()
+        };
+        let server = Server::open(options, storage, loaded)
             .await
             .context("open the local API")?;
         let in_process = server.clone();
@@ -456,6 +468,44 @@ fn of_others(registry: Registry) -> Check {
             .into_iter()
             .collect()
     })
+}
+
+/// Refuses opaque parameters that the driver refuses which serves under their name.
+fn by_drivers(registry: Registry) -> ParametersCheck {
+    Arc::new(move |parameters| {
+        let registry = registry.clone();
+        async move { invalid(&registry, &parameters).await }.boxed()
+    })
+}
+
+/// Returns why a driver refuses parameters. `None`: it accepts them, or it does not serve here or fails, and the prepare of a claim checks them.
+async fn invalid(registry: &Registry, of: &OpaqueParameters) -> Option<InvalidParameters> {
+    // no error: the name was checked, and a driver that does not serve here checks nothing
+    let name = DriverName::new(&of.driver).ok()?;
+    // no error: as above
+    let driver = registry.serving(&name).ok()?.claims?;
+    let call = Call {
+        request_id: request::new_id(),
+        deadline: PARAMETERS_DEADLINE,
+    };
+    let texts = [of.parameters.as_str()];
+    let verdicts = driver.validate_parameters(&call, &texts);
+    let verdict = timeout(PARAMETERS_DEADLINE, verdicts).await;
+    let why = match verdict.map(|verdicts| verdicts.into_iter().next()) {
+        Ok(None | Some(Ok(()))) => return None,
+        Ok(Some(Err(problem))) if problem.kind.is_permanent() => {
+            let path = problem.details.iter().find(|(key, _)| key == "path");
+            return Some(InvalidParameters {
+                path: path.map(|(_, path)| path.clone()).unwrap_or_default(),
+                why: problem.message,
+            });
+        }
+        Ok(Some(Err(problem))) => problem.message,
+        Err(_) => format!("it did not end within {PARAMETERS_DEADLINE:?}"),
+    };
+    let request = &call.request_id;
+    tracing::warn!(driver = %name, %request, why, "parameters of an object of the local API are not checked before a prepare");
+    None
 }
 
 /// The claims of the manager, as the local API's need them.

@@ -1,4 +1,5 @@
-//! The calls of a driver that can be recorded: their arguments, the functions that they call, and their answers as the driver gave them.
+//! The calls of a driver, with the functions that they call; of those that can be recorded, their arguments and their answers as the driver
+//! gave them.
 
 use std::sync::Arc;
 
@@ -135,6 +136,46 @@ pub(crate) fn unprepare(
         Box::pin(async move {
             let preparation = exports.preparation.load(&mut *store, instance)?;
             preparation.call_unprepare(store, &context, &claims).await
+        })
+    })
+}
+
+/// The texts of the schemas of the config and of the parameters.
+pub(crate) fn schemas() -> impl GuestCall<(Option<String>, Option<String>)> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let Some(configuration) = &exports.configuration else {
+                return Ok((None, None));
+            };
+            let configuration = configuration.load(&mut *store, instance)?;
+            let config = configuration.call_config_schema(&mut *store).await?;
+            Ok((config, configuration.call_parameters_schema(store).await?))
+        })
+    })
+}
+
+pub(crate) fn validate_config(config: String) -> impl GuestCall<Result<(), Problem>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let Some(configuration) = &exports.configuration else {
+                return Ok(Ok(()));
+            };
+            let configuration = configuration.load(&mut *store, instance)?;
+            configuration.call_validate_config(store, &config).await
+        })
+    })
+}
+
+pub(crate) fn validate_parameters(parameters: String) -> impl GuestCall<Result<(), Problem>> {
+    guest(move |store, instance, exports| {
+        Box::pin(async move {
+            let Some(configuration) = &exports.configuration else {
+                return Ok(Ok(()));
+            };
+            let configuration = configuration.load(&mut *store, instance)?;
+            configuration
+                .call_validate_parameters(store, &parameters)
+                .await
         })
     })
 }

@@ -24,6 +24,7 @@ use nodedock_base::printable::{cut, printable};
 use nodedock_core::driver::containment::{CallResult, Containment};
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
+use nodedock_model::grant::Effective;
 use nodedock_model::{DriverName, ObjectRef};
 
 /// Wall clock after which a call counts as slow although it computes nothing: other calls wait for its permits.
@@ -84,6 +85,18 @@ impl Sandbox {
         let scope = Scope {
             node: Arc::new(node),
             ..(**scope).clone()
+        };
+        Self {
+            scope: Arc::new(scope),
+            ..self.clone()
+        }
+    }
+
+    /// The same driver, as if nothing were granted to it.
+    pub(crate) fn with_nothing_granted(&self) -> Self {
+        let scope = Scope {
+            effective: Arc::new(Effective::none()),
+            ..(*self.scope).clone()
         };
         Self {
             scope: Arc::new(scope),

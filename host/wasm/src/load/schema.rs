@@ -1,7 +1,7 @@
-//! Validates JSON against a driver's schema.
+//! Validates JSON against a driver's schemas.
 //!
-//! The schema is hostile: before it is compiled, its size is computed as if every reference were replaced by its target, which bounds both
-//! the compiler's work and that of each validation.
+//! A schema is hostile: before it is compiled, its size is computed as if every reference were replaced by its target, which bounds both
+//! the compiler's work and that of each validation. A compiled schema may take some MiB, so none is kept: a validation compiles it.
 
 use std::collections::HashMap;
 
@@ -21,6 +21,9 @@ const PATTERN_BYTES_MAX: usize = 256 << 10;
 /// Findings that a message names, and bytes of each.
 const FINDINGS_SHOWN: usize = 4;
 const FINDING_BYTES_MAX: usize = 200;
+/// Properties that a summary names, and bytes of each name.
+const NAMES_SHOWN: usize = 12;
+const NAME_BYTES_MAX: usize = 64;
 
 /// Keywords that change the target of a reference.
 const MOVING: &[&str] = &[
@@ -32,39 +35,132 @@ const MOVING: &[&str] = &[
     "$recursiveRef",
 ];
 
-/// Validates `value`. A refused schema is the driver's fault.
-pub(crate) fn check(schema: &str, value: &Value) -> Result<(), Problem> {
-    if schema.len() > SCHEMA_BYTES_MAX {
-        return Err(broken(format!(
-            "{} bytes, at most {SCHEMA_BYTES_MAX} are allowed",
-            schema.len()
-        )));
+/// The values that a schema of a driver describes.
+#[derive(Debug, Clone, Copy)]
+enum Subject {
+    /// The operator's.
+    Config,
+    /// Those of a claim or a class.
+    Parameters,
+}
+
+impl Subject {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Parameters => "parameters",
+        }
     }
-    let schema: Value = serde_json::from_str(schema).map_err(|error| broken(error.to_string()))?;
-    measure(&schema).map_err(broken)?;
-    let patterns = jsonschema::PatternOptions::regex();
-    let patterns = patterns
-        .size_limit(PATTERN_BYTES_MAX)
-        .dfa_size_limit(PATTERN_BYTES_MAX);
-    let validator = jsonschema::options()
-        .with_pattern_options(patterns)
-        .build(&schema)
-        .map_err(|error| broken(error.to_string()))?;
-    let findings: Vec<String> = validator
-        .iter_errors(value)
-        .take(FINDINGS_SHOWN)
-        .map(|error| finding(&error))
-        .collect();
-    if findings.is_empty() {
-        return Ok(());
+}
+
+/// The schemas that a driver has.
+#[derive(Debug, Default)]
+pub(crate) struct Schemas {
+    pub(crate) config: Option<Schema>,
+    pub(crate) parameters: Option<Schema>,
+}
+
+impl Schemas {
+    /// Reads the texts that a driver returned. A refused one is the driver's fault.
+    pub(crate) fn read(config: Option<&str>, parameters: Option<&str>) -> Result<Self, Problem> {
+        Ok(Self {
+            config: config
+                .map(|text| Schema::read(Subject::Config, text))
+                .transpose()?,
+            parameters: parameters
+                .map(|text| Schema::read(Subject::Parameters, text))
+                .transpose()?,
+        })
     }
-    Err(Problem::invalid(
-        ProblemCode::SchemaViolated,
-        format!(
-            "the config does not fit the driver's schema: {}",
+}
+
+/// A schema that can be compiled.
+#[derive(Debug)]
+pub(crate) struct Schema {
+    subject: Subject,
+    document: Value,
+}
+
+impl Schema {
+    fn read(subject: Subject, text: &str) -> Result<Self, Problem> {
+        if text.len() > SCHEMA_BYTES_MAX {
+            let why = format!(
+                "{} bytes, at most {SCHEMA_BYTES_MAX} are allowed",
+                text.len()
+            );
+            return Err(broken(subject, &why));
+        }
+        let document: Value =
+            serde_json::from_str(text).map_err(|error| broken(subject, &error.to_string()))?;
+        measure(&document).map_err(|why| broken(subject, &why))?;
+        let schema = Self { subject, document };
+        schema.compiled()?;
+        Ok(schema)
+    }
+
+    fn compiled(&self) -> Result<jsonschema::Validator, Problem> {
+        let patterns = jsonschema::PatternOptions::regex();
+        let patterns = patterns
+            .size_limit(PATTERN_BYTES_MAX)
+            .dfa_size_limit(PATTERN_BYTES_MAX);
+        jsonschema::options()
+            .with_pattern_options(patterns)
+            .build(&self.document)
+            .map_err(|error| broken(self.subject, &error.to_string()))
+    }
+
+    /// Validates `value`. The problem has the JSON Pointer of the first finding in its detail `path`.
+    pub(crate) fn check(&self, value: &Value) -> Result<(), Problem> {
+        let validator = self.compiled()?;
+        let (mut path, mut findings) = (None, Vec::new());
+        for error in validator.iter_errors(value).take(FINDINGS_SHOWN) {
+            path.get_or_insert_with(|| error.instance_path().to_string());
+            findings.push(finding(&error));
+        }
+        let Some(path) = path else {
+            return Ok(());
+        };
+        let subject = match self.subject {
+            Subject::Config => "the config does",
+            Subject::Parameters => "the parameters do",
+        };
+        let message = format!(
+            "{subject} not fit the driver's schema: {}",
             findings.join("; ")
-        ),
-    ))
+        );
+        Err(Problem::invalid(ProblemCode::SchemaViolated, message)
+            .with("path", one_line(&path, FINDING_BYTES_MAX)))
+    }
+
+    pub(crate) fn document(&self) -> &Value {
+        &self.document
+    }
+
+    /// Returns the properties in one line: `mtu, vlan (required), and 3 more`. Without any, says that it names none.
+    pub(crate) fn summary(&self) -> String {
+        let required = self.document["required"].as_array();
+        let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|it| it == name));
+        let properties = self.document["properties"].as_object();
+        let Some(properties) = properties.filter(|properties| !properties.is_empty()) else {
+            return "the schema names no properties".to_owned();
+        };
+        let mut names: Vec<_> = properties
+            .keys()
+            .take(NAMES_SHOWN)
+            .map(|name| {
+                let shown = one_line(name, NAME_BYTES_MAX);
+                match is_required(name) {
+                    true => format!("{shown} (required)"),
+                    false => shown,
+                }
+            })
+            .collect();
+        let more = properties.len() - names.len();
+        if more > 0 {
+            names.push(format!("and {more} more"));
+        }
+        names.join(", ")
+    }
 }
 
 fn finding(error: &jsonschema::ValidationError<'_>) -> String {
@@ -77,11 +173,14 @@ fn finding(error: &jsonschema::ValidationError<'_>) -> String {
     }
 }
 
-fn broken(why: String) -> Problem {
-    let why = one_line(&why, 2 * FINDING_BYTES_MAX);
+fn broken(subject: Subject, why: &str) -> Problem {
+    let why = one_line(why, 2 * FINDING_BYTES_MAX);
     Problem::internal(
         ProblemCode::SchemaInvalid,
-        format!("the driver's schema of its config: {why}"),
+        format!(
+            "the driver's schema of its {} is not valid: {why}",
+            subject.as_str()
+        ),
     )
 }
 
@@ -188,7 +287,78 @@ mod tests {
     use super::*;
 
     fn verdict(schema: &Value, value: &Value) -> Result<(), String> {
-        check(&schema.to_string(), value).map_err(|problem| problem.message)
+        Schema::read(Subject::Config, &schema.to_string())
+            .and_then(|schema| schema.check(value))
+            .map_err(|problem| problem.message)
+    }
+
+    fn of_parameters(schema: &Value) -> Result<Schema, Problem> {
+        Schema::read(Subject::Parameters, &schema.to_string())
+    }
+
+    #[test]
+    fn violation_names_path_value_and_rule() {
+        let schema = json!({"properties": {"ports": {"items": {"maximum": 4094}}}});
+        let schema = of_parameters(&schema).unwrap();
+        assert_eq!(schema.check(&json!({"ports": [1, 4094]})), Ok(()));
+        let problem = schema.check(&json!({"ports": [1, 5000]})).unwrap_err();
+        assert_eq!(problem.code, ProblemCode::SchemaViolated);
+        assert!(problem.kind.is_permanent());
+        assert_eq!(
+            problem.details,
+            [("path".to_owned(), "/ports/1".to_owned())]
+        );
+        assert!(
+            problem.message.starts_with("the parameters do not fit")
+                && problem.message.contains("/ports/1: 5000")
+                && problem.message.contains("4094"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn invalid_schema_is_named_by_subject() {
+        let long = json!({"description": "x".repeat(SCHEMA_BYTES_MAX)});
+        let values = json!({"enum": vec![0; 10_001]});
+        let patterns: Vec<_> = (0..200).map(|_| json!({"pattern": "a"})).collect();
+        let cases = [
+            (json!({"type": "nothing"}), "nothing"),
+            (json!({"minimum": "x"}), "x"),
+            (json!({"pattern": "("}), "("),
+            (long, "at most"),
+            (values, "too large"),
+            (json!({"anyOf": patterns}), "too large"),
+            (
+                json!({"$schema": "http://json-schema.org/draft-04/schema#"}),
+                "draft 4",
+            ),
+            (
+                json!({"$ref": "https://example.com/schema"}),
+                "refers to nothing",
+            ),
+        ];
+        for (schema, says) in cases {
+            let problem = of_parameters(&schema).unwrap_err();
+            assert_eq!(problem.code, ProblemCode::SchemaInvalid);
+            assert!(
+                problem.message.contains("schema of its parameters")
+                    && problem.message.contains(says),
+                "{says}: {problem}"
+            );
+        }
+    }
+
+    #[test]
+    fn summary_names_properties_within_bound() {
+        let schema = json!({"properties": {"b": {}, "a": {}}, "required": ["b"]});
+        assert_eq!(of_parameters(&schema).unwrap().summary(), "a, b (required)");
+        let many: serde_json::Map<_, _> = (10..30).map(|n| (format!("k{n}"), json!({}))).collect();
+        let summary = of_parameters(&json!({"properties": many}))
+            .unwrap()
+            .summary();
+        assert!(summary.ends_with("k21, and 8 more"), "{summary}");
+        let none = of_parameters(&json!(true)).unwrap().summary();
+        assert_eq!(none, "the schema names no properties");
     }
 
     #[test]

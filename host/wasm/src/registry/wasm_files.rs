@@ -191,6 +191,8 @@ enum Refusal {
     File(#[from] FileError),
     #[error(transparent)]
     Load(#[from] LoadError),
+    #[error("{0}")]
+    SchemaInvalid(Problem),
     #[error("the config was refused: {0}")]
     ConfigRefused(Problem),
     #[error("the first discovery of its devices failed: {0}")]
@@ -408,10 +410,12 @@ impl Worker {
             });
         }
         let call = driver.look_call();
-        driver
-            .validate_config(&call)
-            .await
-            .map_err(Refusal::ConfigRefused)?;
+        driver.validate_config(&call).await.map_err(|problem| {
+            match problem.code == ProblemCode::SchemaInvalid {
+                true => Refusal::SchemaInvalid(problem),
+                false => Refusal::ConfigRefused(problem),
+            }
+        })?;
         let found = driver
             .publish(&call, Trigger::Load)
             .await
@@ -603,6 +607,7 @@ fn describe(view: &mut DriverView, driver: &WasmDriver) {
     view.summary = info.summary.clone();
     view.digest = driver.digest().to_owned();
     view.missing_grants = driver.missing_grants().to_vec();
+    view.parameters = driver.parameters_summary();
 }
 
 fn identity(driver: &WasmDriver, source: &str) -> DriverIdentity {

@@ -13,7 +13,7 @@ use super::prepare_retry::{CalledDriver, DriverRevision};
 use super::previous_versions::PreviousVersions;
 use super::retries::Retries;
 use super::timed_calls::{in_time, unprepare};
-use crate::driver::{Call, ClaimDriver, Driver, all_failed, skipped};
+use crate::driver::{Call, ClaimDriver, Driver, all_failed, skipped, validate_claims};
 use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::failpoint::{self, Point};
@@ -105,6 +105,48 @@ impl DriverCalls {
         names
             .map(|name| (name.clone(), self.claim_driver(name)))
             .collect()
+    }
+
+    /// Has the drivers check the parameters of the claims; returns the results that refuse one, by claim, each with its driver.
+    pub(super) async fn call_validate(
+        &self,
+        work: &[Work],
+        callees: &Callees,
+        call: &Call,
+    ) -> BTreeMap<Uid, Vec<(DriverResult, Option<CalledDriver>)>> {
+        let calls = batches(work).filter_map(|(name, _, records)| {
+            let (driver, claim_driver) = callees.get(name)?.as_ref().ok()?;
+            let claims: Vec<_> = records
+                .iter()
+                .map(|record| record.driver_claim(name))
+                .collect();
+            let called = (DriverRevision::of(driver), driver.identity.clone());
+            Some(async move {
+                let started = Instant::now();
+                let uids = claims.iter().map(|claim| &claim.id.uid);
+                let verdicts = validate_claims(claim_driver.as_ref(), call, &claims);
+                let verdicts = in_time(name, call, uids, verdicts).await;
+                let refused = verdicts.into_iter().filter_map(|(uid, verdict)| Some((uid, verdict.err()?)));
+                let duration_us = micros(started);
+                let results = refused.map(|(uid, problem)| {
+                    let (request, code) = (&call.request_id, &problem.code);
+                    tracing::warn!(driver = %name, claim = %uid, %request, code, %problem, "parameters refused");
+                    let result = DriverResult {
+                        driver: name.clone(),
+                        by: None,
+                        outcome: Err(problem),
+                        duration_us,
+                    };
+                    (uid, (result, Some(called.clone())))
+                });
+                results.collect::<Vec<_>>()
+            })
+        });
+        let mut refused = BTreeMap::<_, Vec<_>>::new();
+        for (uid, result) in join_all(calls).await.into_iter().flatten() {
+            refused.entry(uid).or_default().push(result);
+        }
+        refused
     }
 
     /// Prepares; returns the results in the order of `work`, each with the driver if it was called.

@@ -1,4 +1,4 @@
-//! Prepare: resolve, decide, commit the intents, call the drivers, commit the results. The intents of drivers that cannot change the node
+//! Prepare: resolve, decide, have parameters checked, commit the intents, call the drivers, commit the results. The intents of drivers that cannot change the node
 //! are not committed: see decision 0013.
 
 use std::collections::BTreeMap;
@@ -388,7 +388,40 @@ impl Prepares {
         held_hardware::check_read(record, drivers, &unread)
     }
 
-    /// Commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its record is updated.
+    /// Has the drivers check the parameters of the claims that they are to be called for. A claim that one of them refuses is as before the
+    /// request, and no driver is called for it.
+    async fn refuse_invalid(
+        &self,
+        holder: Holder<'_>,
+        plan: &mut Plan,
+        callees: &Callees,
+        call: &Call,
+    ) {
+        let refused = self.calls.call_validate(&plan.work, callees, call).await;
+        if refused.is_empty() {
+            return;
+        }
+        for (record, _) in &plan.work {
+            let Some(results) = refused.get(&record.id.uid) else {
+                continue;
+            };
+            let (results, drivers): (Vec<_>, Vec<_>) = results.iter().cloned().unzip();
+            self.retries
+                .note_results(holder.pod(), record, &results, &drivers);
+            let problem = results.into_iter().find_map(|result| result.outcome.err());
+            plan.refused
+                .extend(problem.map(|problem| (record.id.uid.clone(), problem)));
+        }
+        let uids = refused.into_keys().collect();
+        plan.work
+            .retain(|(record, _)| !plan.refused.contains_key(&record.id.uid));
+        plan.undo.restore_claims(&mut self.records.table(), &uids);
+        // A request that waits for a device of such a claim decides again.
+        self.records.report_freed();
+    }
+
+    /// Has the parameters checked, commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its
+    /// record is updated.
     async fn carry_out(
         &self,
         holder: Holder<'_>,
@@ -396,6 +429,8 @@ impl Prepares {
         mut plan: Plan,
         call: &Call,
     ) -> Outcomes {
+        let callees = self.calls.callees(&plan.work);
+        self.refuse_invalid(holder, &mut plan, &callees, call).await;
         let refused = std::mem::take(&mut plan.refused).into_iter();
         let mut ends: Outcomes = refused.map(|(uid, problem)| (uid, Err(problem))).collect();
         let to_call = plan.work.iter().map(|(record, _)| record);
@@ -410,7 +445,6 @@ impl Prepares {
             return ends;
         }
         failpoint::pass(Point::PrepareDecided);
-        let callees = self.calls.callees(&plan.work);
         let (pod, mut undo) = (
             pod.map(|(request, claims)| (request, names_of(claims, &accepted))),
             plan.undo,

@@ -7,6 +7,7 @@ mod histories;
 mod interrupted;
 mod kubelet;
 mod metadata;
+mod parameters;
 mod pure_drivers;
 mod releases;
 mod replaced;

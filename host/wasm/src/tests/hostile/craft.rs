@@ -267,7 +267,7 @@ impl Guest {
     }
 
     /// `discover` gives this.
-    pub(super) fn discovers(mut self, answer: Value) -> Self {
+    pub(in super::super) fn discovers(mut self, answer: Value) -> Self {
         let at = self.lay("discovery", "discover", &answer);
         self.discover = format!("i32.const {at}");
         self
@@ -296,6 +296,17 @@ impl Guest {
         self
     }
 
+    /// `schedule` of the scheduling facet gives this.
+    pub(in super::super) fn schedules(mut self, answer: Value) -> Self {
+        let at = self.lay("scheduling", "schedule", &answer);
+        self.world = "schedulable";
+        self.extra += &format!(
+            "(func (export \"nodedock:driver/scheduling@0.2.0#schedule\")
+               (param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32 i32 i32) (result i32) i32.const {at})"
+        );
+        self
+    }
+
     /// The configuration facet with this schema of the config.
     pub(super) fn demands(mut self, schema: Value) -> Self {
         let at = self.lay("configuration", "config-schema", &schema);
@@ -312,6 +323,39 @@ impl Guest {
             );
         }
         self
+    }
+
+    /// The configuration facet with this schema of the parameters, and this body of `validate-parameters`: the parameter's place and length
+    /// are the locals 0 and 1.
+    pub(in super::super) fn validates(mut self, schema: Option<&Value>, validate: &str) -> Self {
+        let schema = schema.map_or(Value::Null, |schema| json!(schema.to_string()));
+        let none = self.lay("configuration", "config-schema", &Value::Null);
+        let schema = self.lay("configuration", "parameters-schema", &schema);
+        self.world = "configurable";
+        let name =
+            |function: &str| format!("(export \"nodedock:driver/configuration@0.2.0#{function}\")");
+        for (function, at) in [("config-schema", none), ("parameters-schema", schema)] {
+            self.extra += &format!("(func {} (result i32) i32.const {at})", name(function));
+        }
+        for (function, body) in [
+            ("validate-config", "i32.const 8192"),
+            ("validate-parameters", validate),
+        ] {
+            self.extra += &format!(
+                "(func {} (param i32 i32) (result i32) {body})",
+                name(function)
+            );
+        }
+        self
+    }
+
+    /// The place of a problem that `validate-parameters` returns.
+    pub(in super::super) fn verdict(&mut self, problem: &Value) -> u32 {
+        self.lay(
+            "configuration",
+            "validate-parameters",
+            &json!({ "err": problem }),
+        )
     }
 
     /// `discover` calls a function of the host with one text, and answers with what it says: results of the host and of

@@ -139,6 +139,8 @@ pub(crate) struct FakeDriver {
     published: Option<watch::Sender<Arc<Published>>>,
     replies: Mutex<VecDeque<(Uid, Reply)>>,
     unprepare_refusals: Mutex<VecDeque<Problem>>,
+    /// Parameters that it refuses.
+    refused_parameters: Mutex<Option<(&'static str, Problem)>>,
     calls: watch::Sender<Calls>,
     /// Calls wait while it is shut.
     shut: watch::Sender<bool>,
@@ -183,6 +185,7 @@ impl FakeDriver {
             published,
             replies: Mutex::default(),
             unprepare_refusals: Mutex::default(),
+            refused_parameters: Mutex::default(),
             calls: watch::Sender::default(),
             shut: watch::Sender::default(),
             is_pure: AtomicBool::new(false),
@@ -200,6 +203,11 @@ impl FakeDriver {
             .lock()
             .unwrap()
             .push_back((Uid::new(claim).unwrap(), reply));
+    }
+
+    /// Refuses these parameters from now on.
+    pub(crate) fn refuse_parameters(&self, parameters: &'static str, problem: Problem) {
+        *self.refused_parameters.lock().unwrap() = Some((parameters, problem));
     }
 
     pub(crate) fn refuse_unprepare(&self, problem: Problem) {
@@ -239,6 +247,16 @@ impl FakeDriver {
 impl ClaimDriver for FakeDriver {
     fn is_pure(&self) -> bool {
         self.is_pure.load(Relaxed)
+    }
+
+    async fn validate_parameters(&self, _: &Call, parameters: &[&str]) -> Vec<Result<(), Problem>> {
+        self.pass().await;
+        let refused = self.refused_parameters.lock().unwrap().clone();
+        let verdict = |parameters: &&str| match &refused {
+            Some((text, problem)) if text == parameters => Err(problem.clone()),
+            _ => Ok(()),
+        };
+        parameters.iter().map(verdict).collect()
     }
 
     async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
