@@ -64,5 +64,5 @@ pub mod types {
         Device, Inventory, Pool, Taint, TaintEffect,
     };
     pub use exports::health::{DeviceHealth, HealthState};
-    pub use exports::telemetry::DeviceReadings;
+    pub use exports::telemetry::{DeviceReadings, Reading};
 }

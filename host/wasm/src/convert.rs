@@ -95,7 +95,14 @@ pub(super) fn is_cut(problem: &types::Problem) -> bool {
 
 /// A problem that a driver reports. Texts beyond the bounds are cut rather than refused.
 pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
-    let kind = match problem.kind {
+    let types::Problem {
+        kind,
+        code,
+        message,
+        retry_after_ms,
+        details,
+    } = problem;
+    let kind = match kind {
         types::ProblemKind::Invalid => ProblemKind::Invalid,
         types::ProblemKind::Denied => ProblemKind::Denied,
         types::ProblemKind::NotFound => ProblemKind::NotFound,
@@ -103,11 +110,10 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
         types::ProblemKind::Unavailable => ProblemKind::Unavailable,
         types::ProblemKind::Internal => ProblemKind::Internal,
     };
-    let code = problem.code;
     // Callers wait for the end of a quarantine: only the host may report one.
     let is_code = code != ProblemCode::DriverQuarantined && is_problem_code(&code);
     let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
-    let mut message = plain(&problem.message, PROBLEM_MESSAGE_BYTES_MAX);
+    let mut message = plain(&message, PROBLEM_MESSAGE_BYTES_MAX);
     if message.is_empty() {
         message = "the driver gave no reason".to_owned();
     }
@@ -119,8 +125,8 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
             ProblemCode::NoCode.into()
         },
         message,
-        retry_after_ms: problem.retry_after_ms,
-        details: (problem.details.iter().take(LABELS_MAX))
+        retry_after_ms,
+        details: (details.iter().take(LABELS_MAX))
             .map(|types::KeyValue { key, value }| {
                 (
                     plain(key, LABEL_KEY_BYTES_MAX),

@@ -1,5 +1,6 @@
 mod ceiling;
 mod conduct;
+mod contract;
 mod fields;
 pub(crate) mod guest;
 mod hostile;

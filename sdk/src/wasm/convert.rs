@@ -59,10 +59,12 @@ macro_rules! same_fields {
         impl Convert<$to> for $from {
             fn convert(self) -> $to {
                 type To = $to;
+                // Without `..`: a field that one side has alone does not compile.
+                let Self { $($plain,)* $($single,)* $($list,)* } = self;
                 To {
-                    $($plain: self.$plain,)*
-                    $($single: self.$single.convert(),)*
-                    $($list: all(self.$list),)*
+                    $($plain,)*
+                    $($single: $single.convert(),)*
+                    $($list: all($list),)*
                 }
             }
         }
@@ -87,7 +89,8 @@ same_variants!(ConditionStatus => wit::ConditionStatus: True, False, Unknown);
 
 impl Convert<(String, String)> for wit::KeyValue {
     fn convert(self) -> (String, String) {
-        (self.key, self.value)
+        let wit::KeyValue { key, value } = self;
+        (key, value)
     }
 }
 
@@ -125,7 +128,8 @@ same_fields!(net_interfaces::NetInterface => NetInterface:
 
 impl Convert<Page> for prepared_claims::Page {
     fn convert(self) -> Page {
-        (all(self.claims), self.next)
+        let prepared_claims::Page { claims, next } = self;
+        (all(claims), next)
     }
 }
 

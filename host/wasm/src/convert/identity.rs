@@ -10,53 +10,72 @@ use nodedock_model::grant::{self, Capabilities, ValueGrant};
 use nodedock_model::limit::{DISCOVERY_PERIOD, DISCOVERY_PERIOD_MAX, DISCOVERY_PERIOD_MIN};
 
 pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverInfo> {
-    let capabilities = capabilities(info.capabilities);
-    let annotations = labels(info.annotations);
+    let guest::DriverInfo {
+        name,
+        version,
+        summary,
+        capabilities: asked,
+        limits:
+            guest::Limits {
+                memory_mib,
+                wall_ms,
+                cpu_ms,
+                concurrent_calls,
+            },
+        event_subsystems,
+        discovery_period_seconds,
+        annotations,
+    } = info;
+    let capabilities = capabilities(asked);
+    let annotations = labels(annotations);
     let name = answer::description(&Description {
-        name: &info.name,
-        version: &info.version,
-        summary: &info.summary,
+        name: &name,
+        version: &version,
+        summary: &summary,
         capabilities: &capabilities,
-        event_subsystems: &info.event_subsystems,
+        event_subsystems: &event_subsystems,
         annotations: &annotations,
     })?;
-    let limits = &info.limits;
     Ok(DriverInfo {
         name,
-        version: info.version,
-        summary: info.summary,
+        version,
+        summary,
         capabilities,
-        limits: grant::requested_limits(
-            limits.memory_mib,
-            limits.wall_ms,
-            limits.cpu_ms,
-            limits.concurrent_calls,
-        ),
-        event_subsystems: info.event_subsystems,
-        discovery_period: period(info.discovery_period_seconds),
+        limits: grant::requested_limits(memory_mib, wall_ms, cpu_ms, concurrent_calls),
+        event_subsystems,
+        discovery_period: period(discovery_period_seconds),
         annotations: annotations.into_iter().collect(),
     })
 }
 
 fn capabilities(asked: guest::Capabilities) -> Capabilities {
-    let write = |write: guest::WriteRequest| ValueGrant {
-        glob: write.glob,
-        pattern: write.pattern,
-    };
-    let bind = |bind: guest::BindRequest| ValueGrant {
-        glob: bind.functions,
-        pattern: bind.drivers,
+    let guest::Capabilities {
+        sysfs_read,
+        sysfs_write,
+        host_files,
+        pci_driver,
+        device_nodes,
+        mounts,
+        hooks,
+        env,
+        net_devices,
+    } = asked;
+    let write =
+        |guest::WriteRequest { glob, pattern }: guest::WriteRequest| ValueGrant { glob, pattern };
+    let bind = |guest::BindRequest { functions, drivers }: guest::BindRequest| ValueGrant {
+        glob: functions,
+        pattern: drivers,
     };
     Capabilities {
-        sysfs_read: asked.sysfs_read,
-        sysfs_write: asked.sysfs_write.into_iter().map(write).collect(),
-        host_files: asked.host_files,
-        pci_driver: asked.pci_driver.into_iter().map(bind).collect(),
-        device_nodes: asked.device_nodes,
-        mounts: asked.mounts,
-        hooks: asked.hooks,
-        env: asked.env,
-        net_devices: asked.net_devices,
+        sysfs_read,
+        sysfs_write: sysfs_write.into_iter().map(write).collect(),
+        host_files,
+        pci_driver: pci_driver.into_iter().map(bind).collect(),
+        device_nodes,
+        mounts,
+        hooks,
+        env,
+        net_devices,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Inventories, health and readings.
 
 use super::{Checked, labels};
+use crate::bindings::nodedock::driver::inventory::CapacityRange;
 use crate::bindings::types as guest;
 use nodedock_model::{
     Capacity, CapacityChoice, CapacityPolicy, DeviceHealth, DriverName, HealthReport, HealthState,
@@ -11,7 +12,8 @@ pub(in super::super) fn inventory(
     driver: &DriverName,
     inventory: guest::Inventory,
 ) -> Checked<Inventory> {
-    let pools = inventory.pools.into_iter().map(pool).collect();
+    let guest::Inventory { pools } = inventory;
+    let pools = pools.into_iter().map(pool).collect();
     Ok(answer::inventory(
         Some(driver),
         answer::Inventory { pools },
@@ -19,32 +21,55 @@ pub(in super::super) fn inventory(
 }
 
 fn pool(pool: guest::Pool) -> answer::Pool {
+    let guest::Pool {
+        name,
+        devices,
+        shared_counters,
+        extended_resource,
+        annotations,
+    } = pool;
     answer::Pool {
-        name: pool.name,
-        devices: pool.devices.into_iter().map(device).collect(),
-        shared_counters: pool.shared_counters.into_iter().map(counter_set).collect(),
-        extended_resource: pool.extended_resource,
-        annotations: labels(pool.annotations),
+        name,
+        devices: devices.into_iter().map(device).collect(),
+        shared_counters: shared_counters.into_iter().map(counter_set).collect(),
+        extended_resource,
+        annotations: labels(annotations),
     }
 }
 
 fn device(device: guest::Device) -> answer::Device {
-    let capacity = |capacity: guest::Capacity| {
-        let policy = capacity.policy.map(policy);
-        let value = capacity.value;
-        (capacity.name, Capacity { value, policy })
-    };
+    let guest::Device {
+        name,
+        attributes: given,
+        capacities,
+        taints,
+        consumes,
+        allow_multiple_allocations,
+        identity,
+        numa_nodes,
+        annotations,
+    } = device;
     answer::Device {
-        name: device.name,
-        attributes: attributes(device.attributes),
-        capacities: device.capacities.into_iter().map(capacity).collect(),
-        taints: device.taints.into_iter().map(taint).collect(),
-        consumes: device.consumes.into_iter().map(counter_set).collect(),
-        allow_multiple_allocations: device.allow_multiple_allocations,
-        identity: device.identity,
-        numa_nodes: device.numa_nodes,
-        annotations: labels(device.annotations),
+        name,
+        attributes: attributes(given),
+        capacities: capacities.into_iter().map(capacity).collect(),
+        taints: taints.into_iter().map(taint).collect(),
+        consumes: consumes.into_iter().map(counter_set).collect(),
+        allow_multiple_allocations,
+        identity,
+        numa_nodes,
+        annotations: labels(annotations),
     }
+}
+
+fn capacity(capacity: guest::Capacity) -> (String, Capacity) {
+    let guest::Capacity {
+        name,
+        value,
+        policy: given,
+    } = capacity;
+    let policy = given.map(policy);
+    (name, Capacity { value, policy })
 }
 
 pub(super) fn attributes(attributes: Vec<guest::Attribute>) -> Vec<answer::Attribute> {
@@ -60,30 +85,33 @@ pub(super) fn attributes(attributes: Vec<guest::Attribute>) -> Vec<answer::Attri
     };
     attributes
         .into_iter()
-        .map(|attribute| (attribute.name, value(attribute.value)))
+        .map(|guest::Attribute { name, value: given }| (name, value(given)))
         .collect()
 }
 
 fn policy(policy: guest::CapacityPolicy) -> CapacityPolicy {
+    let guest::CapacityPolicy {
+        default_amount,
+        choice,
+    } = policy;
     CapacityPolicy {
-        default_amount: policy.default_amount,
-        choice: match policy.choice {
+        default_amount,
+        choice: match choice {
             guest::CapacityChoice::Any => CapacityChoice::Any,
             guest::CapacityChoice::Values(values) => CapacityChoice::Values(values),
-            guest::CapacityChoice::Range(range) => CapacityChoice::Range {
-                min: range.min,
-                max: range.max,
-                step: range.step,
-            },
+            guest::CapacityChoice::Range(CapacityRange { min, max, step }) => {
+                CapacityChoice::Range { min, max, step }
+            }
         },
     }
 }
 
 fn taint(taint: guest::Taint) -> Taint {
+    let guest::Taint { key, value, effect } = taint;
     Taint {
-        key: taint.key,
-        value: taint.value,
-        effect: match taint.effect {
+        key,
+        value,
+        effect: match effect {
             guest::TaintEffect::None => TaintEffect::None,
             guest::TaintEffect::NoSchedule => TaintEffect::NoSchedule,
             guest::TaintEffect::NoExecute => TaintEffect::NoExecute,
@@ -92,42 +120,55 @@ fn taint(taint: guest::Taint) -> Taint {
 }
 
 fn counter_set(set: guest::CounterSet) -> answer::CounterSet {
-    let counter = |counter: guest::Counter| (counter.name, counter.value);
+    let guest::CounterSet { name, counters } = set;
+    let counter = |guest::Counter { name, value }: guest::Counter| (name, value);
     answer::CounterSet {
-        name: set.name,
-        counters: set.counters.into_iter().map(counter).collect(),
+        name,
+        counters: counters.into_iter().map(counter).collect(),
     }
 }
 
 pub(in super::super) fn health_report(report: Vec<guest::DeviceHealth>) -> Checked<HealthReport> {
-    let health = |health: guest::DeviceHealth| answer::Health {
-        pool: health.pool,
-        device: health.device,
-        health: DeviceHealth {
-            state: match health.state {
-                guest::HealthState::Unknown => HealthState::Unknown,
-                guest::HealthState::Healthy => HealthState::Healthy,
-                guest::HealthState::Unhealthy => HealthState::Unhealthy,
-            },
-            message: health.message,
-        },
-    };
     Ok(answer::health(report.into_iter().map(health).collect())?)
 }
 
 pub(in super::super) fn readings_report(
     report: Vec<guest::DeviceReadings>,
 ) -> Checked<ReadingsReport> {
-    let of_device = |device: guest::DeviceReadings| answer::DeviceReadings {
-        pool: device.pool,
-        device: device.device,
-        readings: device
-            .readings
-            .into_iter()
-            .map(|reading| (reading.name, reading.value))
-            .collect(),
-    };
     Ok(answer::readings(
-        report.into_iter().map(of_device).collect(),
+        report.into_iter().map(readings).collect(),
     )?)
+}
+
+fn readings(device: guest::DeviceReadings) -> answer::DeviceReadings {
+    let guest::DeviceReadings {
+        pool,
+        device,
+        readings,
+    } = device;
+    let reading = |guest::Reading { name, value }: guest::Reading| (name, value);
+    answer::DeviceReadings {
+        pool,
+        device,
+        readings: readings.into_iter().map(reading).collect(),
+    }
+}
+
+fn health(health: guest::DeviceHealth) -> answer::Health {
+    let guest::DeviceHealth {
+        pool,
+        device,
+        state,
+        message,
+    } = health;
+    let state = match state {
+        guest::HealthState::Unknown => HealthState::Unknown,
+        guest::HealthState::Healthy => HealthState::Healthy,
+        guest::HealthState::Unhealthy => HealthState::Unhealthy,
+    };
+    answer::Health {
+        pool,
+        device,
+        health: DeviceHealth { state, message },
+    }
 }

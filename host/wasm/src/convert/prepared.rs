@@ -14,11 +14,17 @@ pub(in super::super) fn prepared_claim(
     asked: &DriverClaim,
     claim: guest::PreparedClaim,
 ) -> Checked<PreparedClaim> {
+    let guest::PreparedClaim {
+        devices,
+        edits: common,
+        annotations,
+        memo,
+    } = claim;
     let prepared = answer::PreparedClaim {
-        devices: claim.devices.into_iter().map(prepared_device).collect(),
-        edits: edits(claim.edits),
-        annotations: labels(claim.annotations),
-        memo: claim.memo,
+        devices: devices.into_iter().map(prepared_device).collect(),
+        edits: edits(common),
+        annotations: labels(annotations),
+        memo,
     };
     let prepared = answer::prepared_claim(Some(driver), prepared)?;
     for device in &prepared.devices {
@@ -51,44 +57,96 @@ fn allocated(asked: &DriverClaim, device: &PreparedDevice) -> Result<(), String>
 }
 
 fn prepared_device(device: guest::PreparedDevice) -> answer::PreparedDevice {
+    let guest::PreparedDevice {
+        requests,
+        pool,
+        device,
+        share_id,
+        edits: own,
+        status: reported,
+    } = device;
     answer::PreparedDevice {
-        requests: device.requests,
-        pool: device.pool,
-        device: device.device,
-        share_id: device.share_id,
-        edits: edits(device.edits),
-        status: device.status.map(status),
+        requests,
+        pool,
+        device,
+        share_id,
+        edits: edits(own),
+        status: reported.map(status),
     }
 }
 
 fn edits(edits: guest::ContainerEdits) -> Edits {
-    let net_device = |device: guest::NetDevice| NetDevice {
-        host_interface: device.host_interface,
-        container_interface: device.container_interface,
-    };
-    let mount = |mount: guest::Mount| Mount {
-        host_path: mount.host_path,
-        container_path: mount.container_path,
-        options: mount.options,
-        fs_type: mount.fs_type,
-    };
-    let intel_rdt = |rdt: guest::IntelRdt| IntelRdt {
-        clos_id: rdt.clos_id,
-        schemata: rdt.schemata,
-        enable_monitoring: rdt.enable_monitoring,
-    };
+    let guest::ContainerEdits {
+        env,
+        device_nodes,
+        mounts,
+        net_devices,
+        hooks,
+        additional_gids,
+        intel_rdt: rdt,
+    } = edits;
     Edits {
-        env: labels(edits.env),
-        device_nodes: edits.device_nodes.into_iter().map(device_node).collect(),
-        mounts: edits.mounts.into_iter().map(mount).collect(),
-        net_devices: edits.net_devices.into_iter().map(net_device).collect(),
-        hooks: edits.hooks.into_iter().map(hook).collect(),
-        additional_gids: edits.additional_gids,
-        intel_rdt: edits.intel_rdt.map(intel_rdt),
+        env: labels(env),
+        device_nodes: device_nodes.into_iter().map(device_node).collect(),
+        mounts: mounts.into_iter().map(mount).collect(),
+        net_devices: net_devices.into_iter().map(net_device).collect(),
+        hooks: hooks.into_iter().map(hook).collect(),
+        additional_gids,
+        intel_rdt: rdt.map(intel_rdt),
+    }
+}
+
+fn net_device(device: guest::NetDevice) -> NetDevice {
+    let guest::NetDevice {
+        host_interface,
+        container_interface,
+    } = device;
+    NetDevice {
+        host_interface,
+        container_interface,
+    }
+}
+
+fn mount(mount: guest::Mount) -> Mount {
+    let guest::Mount {
+        host_path,
+        container_path,
+        options,
+        fs_type,
+    } = mount;
+    Mount {
+        host_path,
+        container_path,
+        options,
+        fs_type,
+    }
+}
+
+fn intel_rdt(rdt: guest::IntelRdt) -> IntelRdt {
+    let guest::IntelRdt {
+        clos_id,
+        schemata,
+        enable_monitoring,
+    } = rdt;
+    IntelRdt {
+        clos_id,
+        schemata,
+        enable_monitoring,
     }
 }
 
 fn device_node(node: guest::DeviceNode) -> DeviceNode {
+    let guest::DeviceNode {
+        path,
+        host_path,
+        kind,
+        major,
+        minor,
+        access,
+        file_mode,
+        uid,
+        gid,
+    } = node;
     let letters = [
         (guest::NodeAccess::READ, 'r'),
         (guest::NodeAccess::WRITE, 'w'),
@@ -96,23 +154,30 @@ fn device_node(node: guest::DeviceNode) -> DeviceNode {
     ];
     let given = letters
         .into_iter()
-        .filter(|(right, _)| node.access.contains(*right));
+        .filter(|(right, _)| access.contains(*right));
     DeviceNode {
-        path: node.path,
-        host_path: node.host_path,
-        kind: node.kind.map(node_kind),
-        major: node.major,
-        minor: node.minor,
+        path,
+        host_path,
+        kind: kind.map(node_kind),
+        major,
+        minor,
         permissions: given.map(|(_, letter)| letter).collect(),
-        file_mode: node.file_mode,
-        uid: node.uid,
-        gid: node.gid,
+        file_mode,
+        uid,
+        gid,
     }
 }
 
 fn hook(hook: guest::Hook) -> Hook {
+    let guest::Hook {
+        stage,
+        path,
+        args,
+        env,
+        timeout_seconds,
+    } = hook;
     // The names of CDI (OCI runtime specification).
-    let stage = match hook.stage {
+    let stage = match stage {
         guest::HookStage::Prestart => "prestart",
         guest::HookStage::CreateRuntime => "createRuntime",
         guest::HookStage::CreateContainer => "createContainer",
@@ -122,36 +187,59 @@ fn hook(hook: guest::Hook) -> Hook {
     };
     Hook {
         stage: stage.to_owned(),
-        path: hook.path,
-        args: hook.args,
-        env: labels(hook.env),
-        timeout_seconds: hook.timeout_seconds,
+        path,
+        args,
+        env: labels(env),
+        timeout_seconds,
     }
 }
 
 fn status(status: guest::DeviceStatus) -> answer::DeviceStatus {
-    let condition = |condition: guest::Condition| Condition {
-        kind: condition.kind,
-        status: match condition.status {
+    let guest::DeviceStatus {
+        conditions,
+        data,
+        network: reported,
+        attributes: given,
+    } = status;
+    answer::DeviceStatus {
+        status: DeviceStatus {
+            conditions: conditions.into_iter().map(condition).collect(),
+            data,
+            network: reported.map(network),
+            ..DeviceStatus::default()
+        },
+        attributes: attributes(given),
+    }
+}
+
+fn condition(condition: guest::Condition) -> Condition {
+    let guest::Condition {
+        kind,
+        status,
+        reason,
+        message,
+    } = condition;
+    Condition {
+        kind,
+        status: match status {
             guest::ConditionStatus::True => Some(true),
             guest::ConditionStatus::False => Some(false),
             guest::ConditionStatus::Unknown => None,
         },
-        reason: condition.reason,
-        message: condition.message,
-    };
-    let network = |network: guest::NetworkData| NetworkData {
-        interface_name: network.interface_name,
-        ips: network.ips,
-        hardware_address: network.hardware_address,
-    };
-    answer::DeviceStatus {
-        status: DeviceStatus {
-            conditions: status.conditions.into_iter().map(condition).collect(),
-            data: status.data,
-            network: status.network.map(network),
-            ..DeviceStatus::default()
-        },
-        attributes: attributes(status.attributes),
+        reason,
+        message,
+    }
+}
+
+fn network(network: guest::NetworkData) -> NetworkData {
+    let guest::NetworkData {
+        interface_name,
+        ips,
+        hardware_address,
+    } = network;
+    NetworkData {
+        interface_name,
+        ips,
+        hardware_address,
     }
 }

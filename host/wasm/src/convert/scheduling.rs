@@ -11,52 +11,82 @@ pub(in super::super) fn add_scheduling(
     inventory: &mut Inventory,
     additions: guest::Additions,
 ) -> Checked<()> {
+    let guest::Additions { devices, pools } = additions;
     let additions = answer::Additions {
-        devices: additions.devices.into_iter().map(device).collect(),
-        pools: additions.pools.into_iter().map(pool).collect(),
+        devices: devices.into_iter().map(device).collect(),
+        pools: pools.into_iter().map(pool).collect(),
     };
     Ok(answer::add_scheduling(Some(driver), inventory, additions)?)
 }
 
 fn device(added: guest::DeviceScheduling) -> answer::DeviceScheduling {
-    let mapping = |mapping| match mapping {
-        guest::AllocatableMapping::PerDevice(amount) => UnparsedMapping::PerDevice(amount),
-        guest::AllocatableMapping::PerCapacity(mapping) => UnparsedMapping::PerCapacity {
-            capacity: mapping.capacity,
-            multiplier: mapping.multiplier,
-        },
-    };
-    let allocatable = |entry: guest::NodeAllocatable| {
-        let amounts = UnparsedAllocatable {
-            mapping: entry.mapping.map(mapping),
-            per_pod: entry.per_pod,
-            per_container: entry.per_container,
-        };
-        (entry.resource, amounts)
-    };
-    let groups = |entry: guest::Compatibility| (entry.counter_set, entry.groups);
+    let guest::DeviceScheduling {
+        pool,
+        device,
+        binds_to_node,
+        binding_conditions: conditions,
+        binding_failure_conditions: failures,
+        node_allocatable,
+        compatibility,
+    } = added;
     answer::DeviceScheduling {
-        pool: added.pool,
-        device: added.device,
-        binds_to_node: added.binds_to_node,
+        pool,
+        device,
+        binds_to_node,
         binding: BindingConditions {
-            conditions: added.binding_conditions,
-            failures: added.binding_failure_conditions,
+            conditions,
+            failures,
         },
-        node_allocatable: added
-            .node_allocatable
-            .into_iter()
-            .map(allocatable)
-            .collect(),
-        compatibility: added.compatibility.into_iter().map(groups).collect(),
+        node_allocatable: node_allocatable.into_iter().map(allocatable).collect(),
+        compatibility: compatibility.into_iter().map(groups).collect(),
     }
 }
 
+fn allocatable(entry: guest::NodeAllocatable) -> (String, UnparsedAllocatable) {
+    let guest::NodeAllocatable {
+        resource,
+        mapping: of,
+        per_pod,
+        per_container,
+    } = entry;
+    let amounts = UnparsedAllocatable {
+        mapping: of.map(mapping),
+        per_pod,
+        per_container,
+    };
+    (resource, amounts)
+}
+
+fn mapping(mapping: guest::AllocatableMapping) -> UnparsedMapping {
+    match mapping {
+        guest::AllocatableMapping::PerDevice(amount) => UnparsedMapping::PerDevice(amount),
+        guest::AllocatableMapping::PerCapacity(guest::CapacityMapping {
+            capacity,
+            multiplier,
+        }) => UnparsedMapping::PerCapacity {
+            capacity,
+            multiplier,
+        },
+    }
+}
+
+fn groups(entry: guest::Compatibility) -> (String, Vec<String>) {
+    let guest::Compatibility {
+        counter_set,
+        groups,
+    } = entry;
+    (counter_set, groups)
+}
+
 fn pool(added: guest::PoolScheduling) -> answer::PoolScheduling {
-    let skipped = added.skip_node_operations;
+    let guest::PoolScheduling {
+        pool,
+        partition_type_attribute,
+        skip_node_operations: skipped,
+    } = added;
     answer::PoolScheduling {
-        pool: added.pool,
-        partition_type_attribute: added.partition_type_attribute,
+        pool,
+        partition_type_attribute,
         skips_prepare: skipped.contains(guest::NodeOperations::PREPARE),
         skips_unprepare: skipped.contains(guest::NodeOperations::UNPREPARE),
     }

@@ -51,7 +51,9 @@ impl Default for Guest {
 
 /// Worlds of a driver with one facet: a tool embeds several worlds instead.
 const WORLDS: &str = "package nodedock:worlds;
+    world measurable { include nodedock:driver/driver@VERSION; include nodedock:driver/telemetry-facet@VERSION; }
     world observable { include nodedock:driver/driver@VERSION; include nodedock:driver/health-facet@VERSION; }
+    world schedulable { include nodedock:driver/driver@VERSION; include nodedock:driver/scheduling-facet@VERSION; }
     world configurable { include nodedock:driver/driver@VERSION; include nodedock:driver/configuration-facet@VERSION; }";
 
 /// The contract as if it had this version.
@@ -187,7 +189,10 @@ impl Guest {
         let mut resolve = Resolve::default();
         let mut package = push_contract(&mut resolve, self.version);
         let worlds = WORLDS.replace("@VERSION", &format!("@{}", self.version));
-        if matches!(self.world, "observable" | "configurable") {
+        if matches!(
+            self.world,
+            "observable" | "measurable" | "configurable" | "schedulable"
+        ) {
             package = resolve.push_str("worlds.wit", &worlds).unwrap();
         }
         if let Some(wit) = self.wit {

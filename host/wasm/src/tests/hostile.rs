@@ -203,7 +203,7 @@ async fn claims(driver: &WasmDriver, call: &Call) -> StopReport {
 }
 
 /// A node with what a driver may try its paths on.
-fn node() -> Stage {
+pub(super) fn node() -> Stage {
     let directory = tempfile::tempdir().unwrap();
     let sys = directory.path().join("sys");
     let card = sys.join("devices/card0");

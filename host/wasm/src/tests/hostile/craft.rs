@@ -82,6 +82,7 @@ impl Image {
             Type::U32 => self.put(at, &number(value).to_le_bytes()),
             Type::S64 => self.put(at, &value.as_i64().unwrap().to_le_bytes()),
             Type::U64 => self.put(at, &value.as_u64().unwrap().to_le_bytes()),
+            Type::F64 => self.put(at, &value.as_f64().unwrap().to_le_bytes()),
             Type::String => self.text(at, value),
             Type::Id(id) => self.lower_defined(&CONTRACT.resolve.types[id].kind, at, value),
             other => unreachable!("the contract has no {other:?}"),
@@ -291,6 +292,17 @@ impl Guest {
         self.world = "observable";
         self.extra += &format!(
             "(func (export \"nodedock:driver/health@0.2.0#check\")
+               (param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32) (result i32) i32.const {at})"
+        );
+        self
+    }
+
+    /// `read` of the telemetry facet gives this.
+    pub(in super::super) fn measures(mut self, answer: Value) -> Self {
+        let at = self.lay("telemetry", "read", &answer);
+        self.world = "measurable";
+        self.extra += &format!(
+            "(func (export \"nodedock:driver/telemetry@0.2.0#read\")
                (param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32) (result i32) i32.const {at})"
         );
         self

@@ -7,7 +7,7 @@ use super::{Case, Guest, PREPARE_ONE, small};
 /// The grant of a careless operator, for drivers that request all of it.
 const EDITS_GRANT: &str = "deviceNodes: [\"/dev/**\", /dev/pipe]\nmounts: [\"/**:rw\", /usr/share, /etc/ssh]\nenv: [A, \"ACME_*\", \"LD_*\", \"DOTNET_*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true, /opt/hooks/open, /opt/vendor/hook]\n\
      groups: [44]\nrdtClasses: [acme]\nannotations: [\"acme.com/*\", \"devices.nri.io/*\"]";
-pub(super) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**/numvfs\", pattern: \"[0-9]+\"}, {glob: \"**/remove\", pattern: \"[0-9]+\"}, {glob: \"**/up\", pattern: \"[0-9]+\"}, {glob: \"**/outside\", pattern: \"[0-9]+\"}, {glob: \"**/path\", pattern: \"[0-9]+\"}, {glob: \"**/hot_remove\", pattern: \"[0-9]+\"}, {glob: \"**/drivers_autoprobe\", pattern: \"[0-9]+\"}, {glob: \"**/online\", pattern: \"[0-9]+\"}, {glob: \"**/uevent\", pattern: \"[0-9]+\"}, {glob: \"**/flags\", pattern: \"[0-9]+\"}, {glob: \"**/loglevel\", pattern: \"[0-9]+\"}]\n\
+pub(in crate::tests) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**/numvfs\", pattern: \"[0-9]+\"}, {glob: \"**/remove\", pattern: \"[0-9]+\"}, {glob: \"**/up\", pattern: \"[0-9]+\"}, {glob: \"**/outside\", pattern: \"[0-9]+\"}, {glob: \"**/path\", pattern: \"[0-9]+\"}, {glob: \"**/hot_remove\", pattern: \"[0-9]+\"}, {glob: \"**/drivers_autoprobe\", pattern: \"[0-9]+\"}, {glob: \"**/online\", pattern: \"[0-9]+\"}, {glob: \"**/uevent\", pattern: \"[0-9]+\"}, {glob: \"**/flags\", pattern: \"[0-9]+\"}, {glob: \"**/loglevel\", pattern: \"[0-9]+\"}]\n\
     deviceNodes: [\"/dev/**\"]\n\
     hostFiles: [\"/**\"]\npciDriver: [{functions: \"*\", drivers: \"vfio-pci\"}]\nnetDevices: [\"*\"]";
 
@@ -179,7 +179,7 @@ fn claim(claim: Value) -> Guest {
 }
 
 /// Requests all that `HOST_GRANT` grants.
-pub(super) fn asks_host(guest: Guest) -> Guest {
+pub(in crate::tests) fn asks_host(guest: Guest) -> Guest {
     let write: Vec<_> = WRITES
         .iter()
         .map(|name| json!({"glob": format!("**/{name}"), "pattern": "[0-9]+"}))
