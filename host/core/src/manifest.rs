@@ -4,6 +4,7 @@
 //! several objects in one file.
 
 mod limits;
+mod place;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use self::place::Place;
 use nodedock_model::check::{self, Findings};
 use nodedock_model::{
     AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer,
@@ -47,10 +49,13 @@ pub enum ManifestError {
     #[error("{0} is not YAML or JSON")]
     Syntax(String, #[source] Box<serde_saphyr::Error>),
     #[error("document {document}: {what}")]
-    Shape {
+    Shape { document: usize, what: String },
+    #[error("document {document}, {place}: not a valid {kind}")]
+    Mismatch {
         document: usize,
-        what: String,
-        source: Option<serde_json::Error>,
+        place: Place,
+        kind: String,
+        source: serde_json::Error,
     },
     #[error("document {document}: {what}: {field}")]
     Name {
@@ -73,6 +78,38 @@ pub enum ManifestError {
         container: String,
         claim: String,
     },
+}
+
+impl ManifestError {
+    /// Returns the same for an item of a list.
+    fn in_item(self, index: usize) -> Self {
+        self.map_place(|place| place.in_item(index))
+    }
+
+    /// Returns the same with the line in the text that was read.
+    fn in_text(self, text: &str) -> Self {
+        let Self::Mismatch { document, .. } = self else {
+            return self;
+        };
+        self.map_place(|place| place.in_text(text, document))
+    }
+
+    fn map_place(self, change: impl FnOnce(Place) -> Place) -> Self {
+        match self {
+            Self::Mismatch {
+                document,
+                place,
+                kind,
+                source,
+            } => Self::Mismatch {
+                document,
+                place: change(place),
+                kind,
+                source,
+            },
+            other => other,
+        }
+    }
 }
 
 pub fn read(path: &Path) -> Result<Objects, ManifestError> {
@@ -112,7 +149,7 @@ pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
     let documents = split(text, name)?;
     let mut objects = Objects::default();
     for (index, document) in documents.into_iter().enumerate() {
-        take(document, index + 1, &mut objects)?;
+        take(document, index + 1, &mut objects).map_err(|error| error.in_text(text))?;
     }
     Ok(objects)
 }
@@ -130,7 +167,6 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
         Err(ManifestError::Shape {
             document: index,
             what,
-            source: None,
         })
     };
     let text = |key: &str| {
@@ -164,10 +200,10 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
                 .and_then(Value::as_array)
                 .cloned()
                 .unwrap_or_default();
-            items
-                .into_iter()
-                .map(|item| of_list(item, version, kind.trim_end_matches("List")))
-                .try_for_each(|item| take(item, index, objects))
+            items.into_iter().enumerate().try_for_each(|(at, item)| {
+                let item = of_list(item, version, kind.trim_end_matches("List"));
+                take(item, index, objects).map_err(|error| error.in_item(at))
+            })
         }
         _ => Ok(()),
     }
@@ -187,10 +223,11 @@ fn typed<T: DeserializeOwned>(
     index: usize,
     kind: &str,
 ) -> Result<T, ManifestError> {
-    serde_json::from_value(document).map_err(|error| ManifestError::Shape {
+    T::deserialize(&document).map_err(|source| ManifestError::Mismatch {
         document: index,
-        what: format!("not a valid {kind}"),
-        source: Some(error),
+        place: Place::of_mismatch::<T>(&document),
+        kind: kind.to_owned(),
+        source,
     })
 }
 
@@ -217,7 +254,6 @@ impl Context {
         ManifestError::Shape {
             document: self.document,
             what: format!("{}: {what}", self.what),
-            source: None,
         }
     }
 }

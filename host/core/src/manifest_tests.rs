@@ -314,6 +314,25 @@ fn error_names_document_object_and_field() {
 }
 
 #[test]
+fn mismatch_names_line_and_field() {
+    let pod = "\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: one, uid: p-1}\nspec:\n  containers:\n  - name: main\n  - name: [second]\n";
+    assert_says(
+        &error_of(&format!("{CLAIM}{pod}")),
+        &[
+            "document 2, line ",
+            "field spec.containers[1].name: not a valid Pod",
+        ],
+    );
+    let error = error_of(pod);
+    assert_says(&error, &["document 1, line 9, field"]);
+    let list = "{apiVersion: v1, kind: List, items: [\n{apiVersion: v1, kind: Pod, metadata: {name: a, uid: u}},\n{apiVersion: v1, kind: Pod, metadata: 7}]}";
+    assert_says(
+        &error_of(list),
+        &["document 1, line 3, field items[1].metadata: not a valid Pod"],
+    );
+}
+
+#[test]
 fn unknown_config_source_is_refused() {
     let with = |config: &str| {
         format!("{CLAIM}status: {{allocation: {{devices: {{config: [{config}]}}}}}}\n")

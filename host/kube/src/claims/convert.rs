@@ -59,14 +59,13 @@ pub(super) fn allocated_ms(object: &Value) -> u64 {
 /// The error without the document's number: there is one only.
 fn spoken(error: &ManifestError) -> String {
     let words = match error {
-        ManifestError::Shape {
-            what,
-            source: Some(source),
+        ManifestError::Shape { what, .. } => what.clone(),
+        ManifestError::Mismatch {
+            place,
+            kind,
+            source,
             ..
-        } => format!("{what}: {source}"),
-        ManifestError::Shape {
-            what, source: None, ..
-        } => what.clone(),
+        } => format!("not a valid {kind}: {place}: {source}"),
         ManifestError::Name { field, source, .. } => format!("{field}: {}", chain(source)),
         other => chain(other),
     };
