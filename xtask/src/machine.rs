@@ -119,7 +119,7 @@ pub(crate) fn clang_for_wasm() -> Result<Tool, String> {
     ]);
     command.args(["-x", "c", "-", "-o", "/dev/null"]);
     if !takes(command, probe) {
-        let packages = "lld, wasi-libc and libclang-rt-VERSION-dev-wasm32";
+        let packages = "lld, wasi-libc and libclang-rt-dev-wasm32 (of clang-VERSION: libclang-rt-VERSION-dev-wasm32)";
         return Err(format!(
             "clang has no linker or no C library for WebAssembly (packages {packages})"
         ));

@@ -70,6 +70,8 @@ fn lines(directory: &Path, stem: &str, sdk: Option<&Sdk>, facets: &[String]) -> 
         "nodedock driver build".to_owned(),
         format!("nodedock driver check {stem}.wasm --hardware machine"),
         format!("nodedock driver test {stem}.wasm --hardware machine --golden golden.yaml"),
+        format!("nodedock conform {stem}.wasm --hardware machine"),
+        format!("nodedock driver run {stem}.wasm --hardware machine"),
     ];
     [
         labelled("directory", [directory.display().to_string()]),

@@ -281,7 +281,7 @@ const JAVASCRIPT: Template = Template {
 const C: Template = Template {
     language: "C",
     source: "driver.c",
-    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `nodedock driver build` \
+    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-dev-wasm32` (with `clang-VERSION`: `libclang-rt-VERSION-dev-wasm32`). `nodedock driver build` \
             generates `bindings/` of `wit/`.",
     build:
         "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32

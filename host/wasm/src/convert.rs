@@ -113,10 +113,15 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     // Callers wait for the end of a quarantine: only the host may report one.
     let is_code = code != ProblemCode::DriverQuarantined && is_problem_code(&code);
     let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
-    let mut message = plain(&message, PROBLEM_MESSAGE_BYTES_MAX);
+    let remark = match is_code {
+        true => String::new(),
+        false => refused_code(&plain(&code, PROBLEM_CODE_BYTES_MAX)),
+    };
+    let mut message = plain(&message, PROBLEM_MESSAGE_BYTES_MAX - remark.len());
     if message.is_empty() {
         message = "the driver gave no reason".to_owned();
     }
+    message.push_str(&remark);
     Problem {
         kind,
         code: if is_code {
@@ -135,6 +140,18 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
             })
             .collect(),
     }
+}
+
+/// Says why the code of a problem is not shown.
+fn refused_code(code: &str) -> String {
+    let why = if code == ProblemCode::DriverQuarantined.as_str() {
+        "the host's own".to_owned()
+    } else {
+        format!(
+            "not valid: it has lower-case letters, digits and dashes, and at most {PROBLEM_CODE_BYTES_MAX} bytes"
+        )
+    };
+    format!(" (the driver's problem code {code:?} is {why})")
 }
 
 pub(super) fn key_values(

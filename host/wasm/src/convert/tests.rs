@@ -299,6 +299,7 @@ fn driver_problem_is_truncated_to_bounds() {
     );
     assert!(
         problem.message.starts_with("line line")
+            && problem.message.contains("\"Not A Code\" is not valid")
             && problem.message.len() <= PROBLEM_MESSAGE_BYTES_MAX
     );
     assert_eq!(
