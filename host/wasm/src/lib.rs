@@ -376,6 +376,7 @@ impl WasmHost {
         let effective = Effective::new(&info.capabilities, grant);
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
+        counters.memory_limit.set(limits.memory as u64);
         let name = info.name.clone();
         let revision = Revision {
             kind: Kind::Wasm,

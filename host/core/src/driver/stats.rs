@@ -86,6 +86,8 @@ pub struct Stats {
     pub peak_cpu_seconds: Gauge<f64, AtomicU64>,
     /// Bytes of all memories.
     pub peak_memory: Gauge<u64, AtomicU64>,
+    /// Bytes that all memories of one call may have.
+    pub memory_limit: Gauge<u64, AtomicU64>,
     pub peak_table_elements: Gauge<u64, AtomicU64>,
     pub peak_host_operations: Gauge<u64, AtomicU64>,
     pub peak_host_bytes: Gauge<u64, AtomicU64>,

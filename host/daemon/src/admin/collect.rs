@@ -211,6 +211,10 @@ impl Drivers {
             self.each(|stats| stats.peak_memory.clone()),
         )?;
         out.samples(
+            families::MEMORY_LIMIT,
+            self.each(|stats| stats.memory_limit.clone()),
+        )?;
+        out.samples(
             families::PEAK_TABLES,
             self.each(|stats| stats.peak_table_elements.clone()),
         )?;

@@ -32,6 +32,7 @@ families! {
     CPU = Counter "nodedock_driver_cpu_seconds" ["driver"] "CPU time used by a WASM driver's calls";
     PEAK_CPU = Gauge "nodedock_driver_call_cpu_peak_seconds" ["driver"] "Maximum CPU time of one call";
     PEAK_MEMORY = Gauge "nodedock_driver_memory_peak_bytes" ["driver"] "Maximum memory of one call, summed over its memories";
+    MEMORY_LIMIT = Gauge "nodedock_driver_memory_limit_bytes" ["driver"] "Memory that one call may have, summed over its memories";
     PEAK_TABLES = Gauge "nodedock_driver_table_elements_peak" ["driver"] "Maximum number of table elements of one call";
     PEAK_HOST_BYTES = Gauge "nodedock_driver_host_bytes_peak" ["driver"] "Maximum number of bytes returned by host functions in one call";
     PEAK_HOST_OPERATIONS = Gauge "nodedock_driver_host_operations_peak" ["driver"] "Maximum number of host function calls in one call";
