@@ -85,7 +85,7 @@ impl Facts {
             facts.names_cdi = program.names("cdi") || program.names("root");
             facts.names_state = program.names("state");
             facts.names_instance = program.names("instance");
-            facts.is_in_daemon = program.metrics.is_some();
+            facts.is_in_daemon = program.daemon.is_some();
         }
         if let Err(error) = facts.look(node).await {
             facts.failure = Some((format!("{error:#}"), node.messages()));
@@ -129,9 +129,7 @@ impl Facts {
     /// Why a case is not about this driver.
     pub(crate) fn missing(&self, case: &Case) -> Option<Outcome> {
         if self.failure.is_some() && case.id != "wire.registers" {
-            return Some(Outcome::NotDeclared(
-                "not run: nothing registered".to_owned(),
-            ));
+            return Some(Outcome::NotDeclared(Outcome::NOTHING_REGISTERED.to_owned()));
         }
         let conditions = case
             .condition
@@ -143,12 +141,21 @@ impl Facts {
         Some(Outcome::NotDeclared(missing.to_owned()))
     }
 
+    /// Why a directory or value is not known that a command would name.
+    fn not_named(&self, named: &'static str) -> &'static str {
+        match (self.is_program, self.is_in_daemon) {
+            (false, _) => "it was started by others",
+            (true, true) => "the daemon has it, not the driver",
+            (true, false) => named,
+        }
+    }
+
     fn lacks(&self, condition: &str) -> Option<&'static str> {
         let (holds, why) = match condition {
             "dra" => (self.is_dra, "it is no DRA driver"),
             "cdi" => (
                 self.is_dra && self.names_cdi,
-                "its command does not name {cdi}",
+                self.not_named("its command does not name {cdi}"),
             ),
             "devices>=2" => (self.devices >= 2, "it has fewer than two devices"),
             "v1beta1" => (
@@ -161,11 +168,11 @@ impl Facts {
             ),
             "state" => (
                 self.is_dra && self.names_state,
-                "its command does not name {state}",
+                self.not_named("its command does not name {state}"),
             ),
             "instance" => (
                 self.is_dra && self.names_instance,
-                "its command does not name {instance}",
+                self.not_named("its command does not name {instance}"),
             ),
             "daemon" => (self.is_in_daemon, "no daemon runs it"),
             "slices" => (self.publishes, "it publishes no ResourceSlices"),
@@ -177,7 +184,7 @@ impl Facts {
             ),
             "metadata" => (
                 self.is_dra && self.names_cdi,
-                "its command does not name {cdi}",
+                self.not_named("its command does not name {cdi}"),
             ),
             "counters" => (
                 self.devices_have("consumesCounters"),

@@ -136,32 +136,6 @@ pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
         .create(path)
 }
 
-/// Copies a file or a directory with its permissions; nothing if there is none.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
-    let found = match std::fs::metadata(from) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        found => found.with_context(|| format!("look at {}", from.display()))?,
-    };
-    make_directory(to.parent().unwrap_or(to))?;
-    let copied = if found.is_dir() {
-        copy_directory(from, to)
-    } else {
-        std::fs::copy(from, to).map(drop).map_err(Into::into)
-    };
-    copied.with_context(|| format!("copy {} to {}", from.display(), to.display()))
-}
-
-fn copy_directory(from: &Path, to: &Path) -> Result<()> {
-    let mode = std::fs::metadata(from)?.permissions();
-    make_directory(to)?;
-    std::fs::set_permissions(to, mode)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        copy(&entry.path(), &to.join(entry.file_name()))?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@
 //! checked as what the daemon makes of it, a plugin on a socket.
 
 mod cases;
+mod daemon;
 mod device_plugin;
 mod files;
 mod list;
@@ -24,9 +25,9 @@ use anyhow::{Context, Result, bail};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::sync::Mutex;
 
+pub use daemon::DaemonSockets;
 pub use list::{Case, CaseError, Level, cases};
 pub use report::{CaseResult, Outcome, Report};
 
@@ -62,10 +63,8 @@ pub struct Program {
     pub command: Vec<String>,
     /// It offers the health service whether or not it has something to say, as the daemon does for every driver.
     pub health_may_be_silent: bool,
-    /// Directories and files below the root that each case gets from the one before, such as a cache of compiled code and its key.
-    pub kept: Vec<PathBuf>,
-    /// It is a daemon that runs the driver: the path below the root of the socket on which it serves its metrics.
-    pub metrics: Option<PathBuf>,
+    /// It is a daemon that runs the driver.
+    pub daemon: Option<DaemonSockets>,
     /// Files to be there before it starts: the path below the root, and the content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -205,10 +204,10 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Re
         bail!("{unknown} is neither a case nor a level");
     }
     let mut report = Report::default();
-    let nodes = Nodes::new(options)?;
+    let nodes = Nodes::new(options);
     let mut node = nodes.take().await?;
     let facts = cases::Facts::learn(&mut node).await;
-    nodes.put_back(node).await?;
+    nodes.put_back(node).await;
     let mut running = FuturesOrdered::new();
     for case in list
         .iter()
@@ -252,7 +251,7 @@ async fn result(
                 Outcome::Failed(_) => node.messages(),
                 _ => Vec::new(),
             };
-            nodes.put_back(node).await?;
+            nodes.put_back(node).await;
             (outcome, messages)
         }
     };
@@ -269,54 +268,31 @@ struct Nodes<'a> {
     options: &'a Options,
     /// That of a driver that runs already: it knows the API server that it was started with. One case at a time has it.
     shared: Mutex<Option<TestNode>>,
-    /// Has what the first start of the program left for the others.
-    kept: TempDir,
 }
 
 impl<'a> Nodes<'a> {
-    fn new(options: &'a Options) -> Result<Self> {
-        let kept = tempfile::Builder::new()
-            .prefix("ndc-")
-            .tempdir()
-            .context("make a directory for what the program keeps")?;
-        Ok(Self {
+    fn new(options: &'a Options) -> Self {
+        Self {
             options,
             shared: Mutex::new(None),
-            kept,
-        })
+        }
     }
 
     async fn take(&self) -> Result<TestNode> {
         if let Some(node) = self.shared.lock().await.take() {
             return Ok(node);
         }
-        let node = TestNode::new(self.options).await?;
-        for kept in node.kept_paths() {
-            files::copy(
-                &self.kept.path().join(kept),
-                &node.directories.root().join(kept),
-            )?;
-        }
-        Ok(node)
+        TestNode::new(self.options).await
     }
 
-    async fn put_back(&self, mut node: TestNode) -> Result<()> {
+    async fn put_back(&self, mut node: TestNode) {
         match self.options.target {
             Target::Running(_) => {
                 node.release().await;
                 *self.shared.lock().await = Some(node);
             }
-            Target::Program(_) => {
-                node.kill().await;
-                for kept in node.kept_paths() {
-                    let path = self.kept.path().join(kept);
-                    if !path.try_exists()? {
-                        files::copy(&node.directories.root().join(kept), &path)?;
-                    }
-                }
-            }
+            Target::Program(_) => node.kill().await,
         }
-        Ok(())
     }
 }
 

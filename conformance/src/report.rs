@@ -18,6 +18,16 @@ pub enum Outcome {
     NotDeclared(String),
 }
 
+impl Outcome {
+    /// Reason of the cases that are not run because the driver did not come up.
+    pub(crate) const NOTHING_REGISTERED: &str = "not run: nothing registered";
+
+    /// Returns whether the case was not run because the driver did not come up, as all others.
+    pub fn is_without_driver(&self) -> bool {
+        matches!(self, Self::NotDeclared(why) if why == Self::NOTHING_REGISTERED)
+    }
+}
+
 /// A case with its outcome.
 #[derive(Debug, Clone, Serialize)]
 pub struct CaseResult {

@@ -10,6 +10,7 @@ use nodedock_proto::kubelet::device_plugin::v1beta1::RegisterRequest;
 use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
 use nodedock_proto::kubelet::registration::{InfoRequest, PluginInfo, RegistrationStatus};
+use nodedock_proto::node::v1;
 use nodedock_stand_ins::api_server::{Allocated, ApiServer, Pod};
 use nodedock_stand_ins::kubelet::{ClaimRef, authority};
 use serde_json::{Value, json};
@@ -17,9 +18,9 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
+use crate::daemon::Daemon;
 use crate::device_plugin::{AT_ONCE, Registrations};
 use crate::files::{self, empty, sockets};
-use crate::metrics;
 use crate::mounts;
 use crate::process::{self, Output, Process};
 use crate::published::{DeviceId, devices, is_complete};
@@ -32,6 +33,8 @@ pub(crate) const REQUEST: &str = "device";
 
 /// Time between two checks of a driver's own activity.
 const LOOK: Duration = Duration::from_millis(20);
+/// Time between two questions to a daemon about a driver that has not registered.
+const ASK: Duration = Duration::from_millis(500);
 /// A driver that has written no slice for so long has published what it has.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Deadline of GetInfo, as in a kubelet, and deadline of the notification.
@@ -130,6 +133,8 @@ pub(crate) struct TestNode {
     started: usize,
     claims: usize,
     made: Vec<ClaimRef>,
+    /// When a daemon was last asked about a driver that has not registered.
+    asked: Option<Instant>,
 }
 
 impl TestNode {
@@ -162,6 +167,7 @@ impl TestNode {
             started: 0,
             claims: 0,
             made: Vec::new(),
+            asked: None,
         };
         if let Target::Running(Running {
             kubeconfig: Some(path),
@@ -202,7 +208,7 @@ impl TestNode {
             "kubeconfig" => path(directories.root().join("kubeconfig")),
             "api" => self.api.url(),
             "node" => NODE.to_owned(),
-            "boot" => format!("00000000-0000-4000-8000-{:012}", self.boot),
+            "boot" => boot_id(self.boot),
             "instance" => format!("11111111-0000-4000-8000-{:012}", self.started),
             other => format!("{{{other}}}"),
         }
@@ -421,6 +427,9 @@ impl TestNode {
                 process::end(ended)
             );
         }
+        if let Some(refusal) = self.refusal().await {
+            bail!("the driver cannot be loaded: {refusal}");
+        }
         let left = end.saturating_duration_since(Instant::now());
         ensure!(
             !left.is_zero(),
@@ -572,16 +581,53 @@ impl TestNode {
         self.allocate(plugin, device, false)
     }
 
+    /// New claims for devices of a driver, reserved for one pod, which is returned too. `parameters` are those of the last claim.
+    pub(crate) fn claims_of_a_pod(
+        &mut self,
+        plugin: &Plugin,
+        devices: &[DeviceId],
+        parameters: Option<&Value>,
+    ) -> (v1::ObjectRef, Vec<ClaimRef>) {
+        let name = format!("pod-of-{}", self.claims + 1);
+        let uid = self.api.add_pod(Pod::new(NAMESPACE, &name, NODE));
+        let own = self.options.parameters.clone();
+        let mut claims = Vec::new();
+        for (index, device) in devices.iter().enumerate() {
+            if let Some(parameters) = parameters.filter(|_| index + 1 == devices.len()) {
+                self.options.parameters = Some(parameters.clone());
+            }
+            claims.push(self.allocate_for(plugin, device, false, (name.as_str(), uid.as_str())));
+        }
+        self.options.parameters = own;
+        let pod = v1::ObjectRef {
+            namespace: NAMESPACE.to_owned(),
+            name,
+            uid,
+        };
+        (pod, claims)
+    }
+
     /// A new claim with admin access.
     pub(crate) fn admin_claim(&mut self, plugin: &Plugin, device: &DeviceId) -> ClaimRef {
         self.allocate(plugin, device, true)
     }
 
     fn allocate(&mut self, plugin: &Plugin, device: &DeviceId, is_admin: bool) -> ClaimRef {
+        let pod = format!("pod-{}", self.claims + 1);
+        let pod_uid = self.api.add_pod(Pod::new(NAMESPACE, &pod, NODE));
+        self.allocate_for(plugin, device, is_admin, (pod.as_str(), pod_uid.as_str()))
+    }
+
+    /// `pod`: name and UID of the one that the claim is reserved for.
+    fn allocate_for(
+        &mut self,
+        plugin: &Plugin,
+        device: &DeviceId,
+        is_admin: bool,
+        (pod, pod_uid): (&str, &str),
+    ) -> ClaimRef {
         self.claims += 1;
         let name = format!("claim-{}", self.claims);
-        let pod = format!("pod-{}", self.claims);
-        let pod_uid = self.api.add_pod(Pod::new(NAMESPACE, &pod, NODE));
         let mut result = json!({ "request": REQUEST, "driver": plugin.name, "pool": device.pool, "device": device.name });
         if is_admin {
             result["adminAccess"] = true.into();
@@ -589,7 +635,7 @@ impl TestNode {
         let mut claim = Allocated::new(NAMESPACE, &name)
             .node(NODE)
             .result(result)
-            .reserved_for(&pod, &pod_uid);
+            .reserved_for(pod, pod_uid);
         if let Some(parameters) = &self.options.parameters {
             claim = claim.config("FromClaim", &[REQUEST], &plugin.name, parameters.clone());
         }
@@ -610,19 +656,27 @@ impl TestNode {
             .delete("resourceclaims", &claim.namespace, &claim.name);
     }
 
-    /// Returns the sum of a metric's samples of the daemon that runs the driver.
-    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
-        let socket = self
-            .program()?
-            .metrics
-            .as_ref()
-            .context("the program serves no metrics")?;
-        metrics::sum(&self.directories.root().join(socket), name).await
+    /// The daemon that runs the driver.
+    pub(crate) async fn daemon(&self) -> Result<Daemon> {
+        let sockets = self.program()?.daemon.as_ref();
+        let sockets = sockets.context("no daemon runs the driver")?;
+        Daemon::connect(self.directories.root(), sockets).await
     }
 
-    /// Returns the paths below the root that the program keeps for the next case.
-    pub(crate) fn kept_paths(&self) -> &[PathBuf] {
-        self.program().map_or(&[], |program| &program.kept)
+    /// Why the daemon will not have the driver serve, as far as it has said so.
+    async fn refusal(&mut self) -> Option<String> {
+        let Target::Program(Program {
+            daemon: Some(sockets),
+            ..
+        }) = &self.options.target
+        else {
+            return None;
+        };
+        if self.asked.is_some_and(|asked| asked.elapsed() < ASK) {
+            return None;
+        }
+        self.asked = Some(Instant::now());
+        Daemon::refusal(self.directories.root(), sockets).await
     }
 
     /// Unprepares the claims of a case with a driver that lives on, as far as time allows, and forgets what was exchanged.
@@ -650,8 +704,7 @@ impl TestNode {
         lines.extend(
             seen.map(|seen| format!("API server: {} {} -> {}", seen.verb, seen.path, seen.code)),
         );
-        let output = self.output.text();
-        let output: Vec<&str> = output.lines().collect();
+        let output = each_once(&self.output.text());
         let from = output.len().saturating_sub(LINES_SHOWN);
         lines.extend(output[from..].iter().map(|line| format!("driver: {line}")));
         lines
@@ -667,10 +720,81 @@ impl Drop for TestNode {
     }
 }
 
+/// The lines of a text, each once, with how often it is there. Times at their beginning do not count.
+fn each_once(text: &str) -> Vec<String> {
+    let is_time = |word: &str| {
+        word.ends_with('Z') && word.contains('T') && word.starts_with(|c: char| c.is_ascii_digit())
+    };
+    let without_time = |line: &str| match line.split_once(' ') {
+        Some((time, rest)) if is_time(time) => rest.to_owned(),
+        _ => line.to_owned(),
+    };
+    let (mut shown, mut counts) = (Vec::new(), BTreeMap::<String, usize>::new());
+    for line in text.lines() {
+        let count = counts.entry(without_time(line)).or_default();
+        *count += 1;
+        if *count == 1 {
+            shown.push(line);
+        }
+    }
+    let counted = shown
+        .into_iter()
+        .map(|line| match counts[&without_time(line)] {
+            1 => line.to_owned(),
+            count => format!("{line} ({count} times)"),
+        });
+    counted.collect()
+}
+
+/// The ID of a boot, of which no digit that an ID may choose is that of the boot before.
+fn boot_id(boot: usize) -> String {
+    /// More than any of the digits of two boots may agree.
+    const STEP: usize = 7;
+    let digit = |place: usize| match place {
+        // The version, and the variant.
+        12 => 4,
+        16 => 8 + (place + boot) % 4,
+        _ => (3 * place + STEP * boot) % 16,
+    };
+    let mut id = String::new();
+    for place in 0..32 {
+        if [8, 12, 16, 20].contains(&place) {
+            id.push('-');
+        }
+        id.push_str(&format!("{:x}", digit(place)));
+    }
+    id
+}
+
 pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
     Ok(info
         .context("GetInfo is not answered within 1 s")?
         .context("GetInfo")?
         .into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_lines_are_shown_once() {
+        let text = "2026-11-27T10:00:00.1Z WARN a\nb\n2026-11-27T10:00:01.1Z WARN a\nb c\n";
+        let expected = ["2026-11-27T10:00:00.1Z WARN a (2 times)", "b", "b c"];
+        assert_eq!(each_once(text), expected);
+    }
+
+    #[test]
+    fn boot_ids_differ_in_every_part() {
+        let ids: Vec<String> = (0..8).map(boot_id).collect();
+        assert_eq!(ids[0].len(), 36);
+        for pair in ids.windows(2) {
+            let differ = pair[0].chars().zip(pair[1].chars()).enumerate();
+            for (place, (before, after)) in differ {
+                let is_fixed = before == '-' || place == 14;
+                assert_eq!(before == after, is_fixed, "{place} of {pair:?}");
+            }
+        }
+    }
 }

@@ -8,12 +8,15 @@ use anyhow::{Context, Result, anyhow, bail};
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
 use nodedock_proto::kubelet::dra_health;
 use nodedock_stand_ins::kubelet::{ClaimRef, authority};
+use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 /// Number of first lines of a log that are kept, and number of first bytes of each line.
 const LINES_MAX: usize = 400;
 const LINE_BYTES: usize = 2 << 10;
+/// Time between two attempts of a call that is repeated.
+const RETRY: Duration = Duration::from_millis(200);
 
 pub(crate) use v1::Device;
 
@@ -393,6 +396,33 @@ impl Client {
             .await
             .map_err(|status| failed("unprepare", &status))?;
         answer.of(claim).map(drop)
+    }
+
+    /// Prepares one claim, and tries again as a kubelet does: a driver that has just started may not be ready.
+    pub(crate) async fn prepare_as_kubelet(&self, claim: &ClaimRef) -> Result<Vec<Device>> {
+        self.until_done(|| self.prepare(claim)).await
+    }
+
+    /// Unprepares one claim, and tries again as a kubelet does.
+    pub(crate) async fn unprepare_as_kubelet(&self, claim: &ClaimRef) -> Result<()> {
+        self.until_done(|| self.unprepare(claim)).await
+    }
+
+    /// Repeats a call until it succeeds, within the deadline of a call.
+    async fn until_done<T, F: Future<Output = Result<T>>>(
+        &self,
+        call: impl Fn() -> F,
+    ) -> Result<T> {
+        let end = Instant::now() + self.timeout;
+        loop {
+            match call().await {
+                Err(error) if Instant::now() >= end => {
+                    return Err(error.context(format!("also after {:?}", self.timeout)));
+                }
+                Err(_) => tokio::time::sleep(RETRY).await,
+                done => return done,
+            }
+        }
     }
 
     fn request<T>(&self, message: T) -> Request<T> {

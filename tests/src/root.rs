@@ -155,6 +155,7 @@ impl Root {
         };
         command
             .env("NODEDOCK_ROOT", self.path())
+            .env("NODEDOCK_COMPILE_CACHE", self.path().join("compiled"))
             .env_remove("NOTIFY_SOCKET")
             .env_remove("NODEDOCK_LOG");
         command.stdin(Stdio::null()).kill_on_drop(true);

@@ -25,6 +25,7 @@ level! {
     "conduct.quiet" => quiet,
     "conduct.memory" => memory,
     "conduct.descriptors" => descriptors,
+    "conduct.memory-limit" => memory_limit,
     "conduct.values-restored" => values_restored,
     "conduct.stops" => stops,
 }
@@ -45,7 +46,10 @@ const FILES_CYCLES: Cycles = Cycles {
 const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
 const FILES_MAX: usize = 16;
-/// Devices of which the values are compared.
+/// Part of the memory limit above which a driver is close to it.
+const CLOSE: f64 = 0.8;
+const MIB: f64 = 1_048_576.0;
+/// Devices of which values and memory are compared.
 const VALUES_DEVICES: usize = 8;
 /// Time for which an idle driver is observed, and the number of requests that it may make.
 const QUIET: Duration = Duration::from_secs(3);
@@ -286,6 +290,31 @@ async fn descriptors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+async fn memory_limit(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    for device in devices.iter().take(VALUES_DEVICES) {
+        let claim = node.claim(&plugin, device);
+        if plugin.client.prepare(&claim).await.is_ok() {
+            plugin.client.unprepare(&claim).await?;
+        }
+    }
+    let daemon = node.daemon().await?;
+    let peak = daemon.metric("nodedock_driver_memory_peak_bytes").await?;
+    let limit = daemon.metric("nodedock_driver_memory_limit_bytes").await?;
+    ensure!(
+        limit > 0.0,
+        "the daemon does not say which memory a call may have"
+    );
+    ensure!(
+        peak <= limit * CLOSE,
+        "a call took {:.0} of {:.0} MiB: raise limits.memoryMiB, or take less",
+        peak / MIB,
+        limit / MIB
+    );
+    Ok(Outcome::Passed)
+}
+
 async fn values_restored(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let devices = node.devices(&plugin).await?;
@@ -296,7 +325,11 @@ async fn values_restored(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             plugin.client.unprepare(&claim).await?;
         }
     }
-    let left = node.metric("nodedock_sysfs_values_left_total").await?;
+    let left = node
+        .daemon()
+        .await?
+        .metric("nodedock_sysfs_values_left_total")
+        .await?;
     ensure!(
         left == 0.0,
         "unprepare left {left} values below /sys as the prepare had written them, and the host restored them: see value-left in the driver's output"

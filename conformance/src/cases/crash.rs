@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::idempotency::{prepared, same};
+use super::idempotency::{edits, prepared, same, same_container};
 use super::{Facts, level};
 use crate::files::empty;
 use crate::published::DeviceId;
@@ -19,6 +19,7 @@ level! {
     "crash.in-prepare" => in_prepare,
     "crash.in-unprepare" => in_unprepare,
     "crash.reboot" => reboot,
+    "crash.reboot-edits" => reboot_edits,
     "crash.reboot-unprepare" => reboot_unprepare,
     "crash.state-corrupt" => state_corrupt,
     "crash.state-truncated" => state_truncated,
@@ -82,8 +83,16 @@ async fn in_prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         let claim = node.claim(&plugin, &devices[0]);
         plugin = kill_during(node, &plugin, &claim, after, true).await?;
         let when = || format!("after a crash {after} ms after the prepare began");
-        plugin.client.prepare(&claim).await.with_context(when)?;
-        plugin.client.unprepare(&claim).await.with_context(when)?;
+        plugin
+            .client
+            .prepare_as_kubelet(&claim)
+            .await
+            .with_context(when)?;
+        plugin
+            .client
+            .unprepare_as_kubelet(&claim)
+            .await
+            .with_context(when)?;
     }
     Ok(Outcome::Passed)
 }
@@ -97,7 +106,7 @@ async fn in_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         plugin = kill_during(node, &plugin, &claim, after, false).await?;
         plugin
             .client
-            .unprepare(&claim)
+            .unprepare_as_kubelet(&claim)
             .await
             .with_context(|| format!("after a crash {after} ms after the unprepare began"))?;
     }
@@ -122,6 +131,19 @@ async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             "after a reboot the answer names {id}, and no CDI file has it"
         );
     }
+    Ok(Outcome::Passed)
+}
+
+async fn reboot_edits(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, answer) = prepared(node).await?;
+    let first = edits(node, &answer)?;
+    if let Some(why) = node.reboot().await? {
+        return Ok(Outcome::NotDeclared(why));
+    }
+    let plugin = node.begin().await.context("after a reboot")?;
+    let again = plugin.client.prepare(&claim).await;
+    let again = again.context("after a reboot")?;
+    same_container(&first, &edits(node, &again)?, "after a reboot")?;
     Ok(Outcome::Passed)
 }
 

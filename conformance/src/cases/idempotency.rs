@@ -1,7 +1,10 @@
 //! The level `idempotency`: calls that are repeated.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, ensure};
 use nodedock_stand_ins::kubelet::ClaimRef;
+use serde_json::Value;
 
 use super::{Facts, level};
 use crate::report::Outcome;
@@ -12,6 +15,7 @@ level! {
     "idempotency.prepare-twice" => prepare_twice,
     "idempotency.v1beta1" => v1beta1,
     "idempotency.prepare-twice-files" => prepare_twice_files,
+    "idempotency.same-edits" => same_edits,
     "idempotency.unprepare-unknown" => unprepare_unknown,
     "idempotency.unprepare-twice" => unprepare_twice,
     "idempotency.unprepare-files" => unprepare_files,
@@ -44,6 +48,40 @@ fn in_files(node: &TestNode, answer: &[Device]) -> Result<Vec<String>> {
     let found = node.directories.cdi_devices()?;
     let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
     Ok(ids.filter(|id| found.contains_key(*id)).cloned().collect())
+}
+
+/// The edits that a container gets by an answer, by CDI device ID.
+pub(super) fn edits(node: &TestNode, answer: &[Device]) -> Result<BTreeMap<String, Value>> {
+    let mut found = node.directories.cdi_devices()?;
+    let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
+    Ok(ids
+        .filter_map(|id| Some((id.clone(), found.remove(id)?)))
+        .collect())
+}
+
+/// Fails if two prepares of a claim give a container other edits.
+pub(super) fn same_container(
+    first: &BTreeMap<String, Value>,
+    second: &BTreeMap<String, Value>,
+    when: &str,
+) -> Result<()> {
+    for (id, before) in first {
+        let after = second.get(id);
+        ensure!(
+            after == Some(before),
+            "the edits of {id} are {before}, and {when} {}",
+            after.map_or("there are none".to_owned(), ToString::to_string)
+        );
+    }
+    Ok(())
+}
+
+async fn same_edits(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, answer) = prepared(node).await?;
+    let first = edits(node, &answer)?;
+    let again = plugin.client.prepare(&claim).await?;
+    same_container(&first, &edits(node, &again)?, "after a second prepare")?;
+    Ok(Outcome::Passed)
 }
 
 async fn prepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {

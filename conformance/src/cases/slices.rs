@@ -19,6 +19,8 @@ level! {
     "slices.complete" => complete,
     "slices.unique" => unique,
     "slices.names-stable" => names_stable,
+    "slices.reboot-names" => reboot_names,
+    "slices.later-discovery" => later_discovery,
     "slices.kept" => kept,
     "slices.quiet-restart" => quiet_restart,
     "slices.wiped" => wiped,
@@ -209,20 +211,27 @@ async fn unique(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 async fn names_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(node).await?;
-    let before = names(&slices);
-    node.restart().await?;
+    let (_, before) = settled(node).await?;
+    let plugin = node.restart().await?;
+    same_names(node, &plugin, &before, "after a restart").await
+}
+
+/// Compares the pools and devices of a driver that has just started, or has looked again.
+async fn same_names(
+    node: &TestNode,
+    plugin: &Plugin,
+    before: &[Value],
+    when: &str,
+) -> Result<Outcome> {
     // It may write at once, or when it has looked.
     tokio::time::sleep(SETTLE).await;
     let time = node.options.slices_timeout;
-    let slices = node
-        .slices_until(&plugin.name, time, is_complete)
-        .await
-        .context("after a restart its pools are not complete")?;
-    let after = names(&slices);
+    let slices = node.slices_until(&plugin.name, time, is_complete).await;
+    let slices = slices.with_context(|| format!("{when} its pools are not complete"))?;
+    let (before, after) = (names(before), names(&slices));
     ensure!(
         before == after,
-        "the devices were {before:?}, and are after a restart {after:?}"
+        "the devices were {before:?}, and are {when} {after:?}"
     );
     Ok(Outcome::Passed)
 }
@@ -234,6 +243,21 @@ async fn restarted(node: &mut TestNode) -> Result<Vec<Seen>> {
     node.restart().await?;
     tokio::time::sleep(SETTLE).await;
     Ok(writes(node))
+}
+
+async fn reboot_names(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, before) = settled(node).await?;
+    if let Some(why) = node.reboot().await? {
+        return Ok(Outcome::NotDeclared(why));
+    }
+    let plugin = node.begin().await.context("after a reboot")?;
+    same_names(node, &plugin, &before, "after a reboot").await
+}
+
+async fn later_discovery(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, before) = settled(node).await?;
+    node.daemon().await?.discover(&plugin.name).await?;
+    same_names(node, &plugin, &before, "after another discovery").await
 }
 
 async fn kept(node: &mut TestNode, _: &Facts) -> Result<Outcome> {

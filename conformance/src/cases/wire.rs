@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::Value;
 use tonic::Code;
 
 use super::{Facts, level};
@@ -31,6 +32,8 @@ level! {
     "wire.batch" => batch,
     "wire.batch-strangers" => batch_strangers,
     "wire.batch-independent" => batch_independent,
+    "wire.driver-batch" => driver_batch,
+    "wire.driver-batch-independent" => driver_batch_independent,
 }
 
 /// Maximum length of the path of a Unix socket, which leaves room for the zero byte at its end.
@@ -296,6 +299,45 @@ async fn batch_strangers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Passed)
+}
+
+/// Parameters that no driver knows.
+fn unknown_parameters() -> Value {
+    serde_json::json!({
+        "apiVersion": "conformance.nodedock.dev/v1",
+        "kind": "Unknown",
+        "noDriverHasThisKey": true,
+    })
+}
+
+/// Prepares claims for at most three devices in one call of the driver; with `parameters`, a fourth has these.
+async fn in_one_call(node: &mut TestNode, parameters: Option<&Value>) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let mut devices = node.devices(&plugin).await?;
+    devices.truncate(3 + usize::from(parameters.is_some()));
+    let (pod, claims) = node.claims_of_a_pod(&plugin, &devices, parameters);
+    let expected = claims.len() - usize::from(parameters.is_some());
+    let outcomes = node.daemon().await?.prepare(&pod, &claims).await?;
+    for claim in &claims[..expected] {
+        let outcome = outcomes.iter().find(|(name, _)| *name == claim.name);
+        match outcome {
+            None => bail!("claim {} has no outcome", claim.name),
+            Some((name, Some(refusal))) => bail!(
+                "claim {name}, one of {} in a call of the driver, is refused: {refusal}",
+                claims.len()
+            ),
+            Some((_, None)) => {}
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn driver_batch(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    in_one_call(node, None).await
+}
+
+async fn driver_batch_independent(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    in_one_call(node, Some(&unknown_parameters())).await
 }
 
 async fn batch_independent(node: &mut TestNode, _: &Facts) -> Result<Outcome> {

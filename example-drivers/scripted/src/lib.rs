@@ -10,7 +10,7 @@ use nodedock_sdk::{
     Problem, Trigger,
 };
 
-pub use script::{Command, RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE};
+pub use script::{Command, Fault, RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE};
 
 /// The driver's name and its only pool.
 pub const NAME: &str = "scripted.nodedock.dev";
@@ -18,6 +18,9 @@ pub const POOL: &str = "script";
 
 /// Bytes of a memo that is too large for the host.
 const HUGE_MEMO: usize = 128 << 10;
+
+/// Bytes that, with the driver itself, are most of the 64 MiB of a call.
+const NEAR_THE_LIMIT: usize = 56 << 20;
 
 /// Bytes that a driver with growing memory allocates at once.
 const GROWN: usize = 1 << 20;
@@ -39,7 +42,7 @@ impl Driver for Scripted {
             .sysfs_write(WRITABLE, "[0-9]")
     }
 
-    fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+    fn discover(host: &Host, ctx: &Context, trigger: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
         assert!(
             script
@@ -48,13 +51,20 @@ impl Driver for Scripted {
                 .is_none_or(|uid| host.prepared_claims().get(uid).is_none()),
             "the script says not to look"
         );
+        if script.fault == Some(Fault::DevicesOnlyAtLoad) && !matches!(trigger, Trigger::Load) {
+            return Ok(Inventory::new().pool(Pool::new(POOL)));
+        }
+        let pool = match script.fault {
+            Some(Fault::PoolOfTheBoot) => format!("{POOL}-{}", &ctx.boot_id[..8]),
+            _ => POOL.to_owned(),
+        };
         let names = Command::ALL
             .iter()
             .flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
         let generation = format!("generation-{}", script.generation);
         let devices = names.chain(plain).chain([generation]).map(Device::new);
-        Ok(Inventory::new().pool(Pool::new(POOL).devices(devices)))
+        Ok(Inventory::new().pool(Pool::new(pool).devices(devices)))
     }
 
     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
@@ -65,7 +75,7 @@ impl Driver for Scripted {
 
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
         log_call(host, "prepare", claims.iter().map(|claim| &claim.id));
-        claims
+        let outcomes = claims
             .iter()
             .flat_map(|claim| match ctx.config::<Script>() {
                 Ok(script) => {
@@ -76,7 +86,10 @@ impl Driver for Scripted {
                 }
                 Err(problem) => vec![(claim.id.uid.clone(), Err(problem))],
             })
-            .collect()
+            .collect();
+        // no error: the outcomes have it
+        let fault = ctx.config::<Script>().ok().and_then(|script| script.fault);
+        with_fault(fault, outcomes)
     }
 
     fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
@@ -92,6 +105,27 @@ impl Driver for Scripted {
             })
             .collect()
     }
+}
+
+fn with_fault(fault: Option<Fault>, mut outcomes: Outcomes<Prepared>) -> Outcomes<Prepared> {
+    match fault {
+        Some(Fault::OnlyTheFirstOfACall) => outcomes.truncate(1),
+        Some(Fault::OneRefusalFailsAll) => {
+            let refusal = outcomes
+                .iter()
+                .find_map(|(_, outcome)| outcome.as_ref().err().cloned());
+            if let Some(refusal) = refusal {
+                outcomes
+                    .iter_mut()
+                    .for_each(|(_, outcome)| *outcome = Err(refusal.clone()));
+            }
+        }
+        Some(Fault::NearTheMemoryLimit) => {
+            std::hint::black_box(vec![1_u8; NEAR_THE_LIMIT]);
+        }
+        _ => {}
+    }
+    outcomes
 }
 
 /// Logs the batch in one line, which tests read.
@@ -170,6 +204,9 @@ fn prepared(
         host.sysfs().write(&write.path, &write.value)?;
     }
     let mut prepared = Scripted::prepare(host, ctx, claim)?;
+    if ctx.config::<Script>()?.fault == Some(Fault::EditsOfTheBoot) {
+        prepared = prepared.edits(ContainerEdits::new().env("SCRIPTED_BOOT", &ctx.boot_id));
+    }
     if ctx.config::<Script>()?.report {
         prepared
             .devices

@@ -79,6 +79,24 @@ impl Command {
     }
 }
 
+/// A defect of the driver itself, which conformance cases have to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// Only the discovery at load finds devices.
+    DevicesOnlyAtLoad,
+    /// The name of the pool has a part of the boot ID.
+    PoolOfTheBoot,
+    /// A variable of the container has the boot ID.
+    EditsOfTheBoot,
+    /// Of several claims in a call only the first has an outcome.
+    OnlyTheFirstOfACall,
+    /// If one claim of a call is refused, all are.
+    OneRefusalFailsAll,
+    /// Every prepare takes most of the memory that a call may have.
+    NearTheMemoryLimit,
+}
+
 /// The file below `/sys` that the driver may write.
 pub const WRITABLE: &str = "class/scripted/value";
 
@@ -101,6 +119,8 @@ pub struct Script {
     /// Every successful prepare writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<ScriptedWrite>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<Fault>,
     /// Every successful prepare reports a status of each device.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub report: bool,

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
+use super::compile_cache::CompileCacheArgs;
 use super::workbench::{Found, SubjectArgs, Use, Workbench, devices};
 use nodedock_command::output::{Column, Format, print, table};
 use nodedock_model::{Inventory, Problem};
@@ -27,6 +28,8 @@ pub struct BenchArgs {
     /// Calls of each function
     #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=i64::from(ROUNDS_MAX)))]
     rounds: u32,
+    #[command(flatten)]
+    cache: CompileCacheArgs,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -111,12 +114,17 @@ fn percentile(values: &[f64], percent: usize) -> f64 {
 
 pub(super) async fn run(args: BenchArgs) -> Result<()> {
     let subject = args.subject.read()?;
-    let bench = Workbench::new(args.hardware.as_deref())?;
+    let bench = Workbench::new(args.hardware.as_deref(), &args.cache)?;
     let start = Instant::now();
     let driver = bench.load(&subject).await?;
     let load = start.elapsed();
     let (mut rows, inventory) = calls(&driver, args.rounds).await?;
-    rows.insert(0, Measured::of_times("load, with compilation", &[load]));
+    let what = if driver.from_cache() {
+        "load, from the cache"
+    } else {
+        "load, with compilation"
+    };
+    rows.insert(0, Measured::of_times(what, &[load]));
     let mut refused = Ok(());
     match preparable(&bench, &driver, &inventory).await {
         None => {}

@@ -223,8 +223,7 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
 }
 
 fn build_c(directory: &Path, world: &World, output: &Path) -> Result<()> {
-    let packages =
-        "packages clang, lld, wasi-libc and libclang-rt-dev-wasm32 of Debian and Ubuntu (with clang-VERSION: libclang-rt-VERSION-dev-wasm32)";
+    let packages = "packages clang, lld, wasi-libc and libclang-rt-dev-wasm32 of Debian and Ubuntu (with clang-VERSION: libclang-rt-VERSION-dev-wasm32)";
     let scratch = tempfile::tempdir().context("make a directory for the module")?;
     let module = scratch.path().join("module.wasm");
     let mut command = Command::new("clang");

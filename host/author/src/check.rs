@@ -1,6 +1,6 @@
 //! `nodedock driver check`: what is wrong with a driver and its files, and what will surprise its operator.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use nodedock_base::worded;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::compile_cache::CompileCacheArgs;
 use super::workbench::{Subject, SubjectArgs, Workbench, facts};
 use nodedock_base::error::chain;
 use nodedock_command::output::{Column, Format, print, table};
@@ -22,8 +23,10 @@ use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, Valu
 use nodedock_model::{Inventory, Problem, ProblemCode};
 use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
 
-/// Another boot of the same machine.
-const OTHER_BOOT: &str = "00000000-0000-4000-8000-000000000002";
+/// Another boot of the same machine, whose ID is another in each of its parts.
+const OTHER_BOOT: &str = "f1e2d3c4-b5a6-4978-b9a8-e7f6d5c4b3a2";
+/// Changed devices in one trigger, as in a daemon's.
+const EVENT_PATHS_MAX: usize = 256;
 /// A key that no config has.
 const UNKNOWN_KEY: &str = "nodedock-driver-check";
 /// Names that a finding lists.
@@ -41,6 +44,11 @@ pub struct CheckArgs {
     /// Opaque parameters of a claim or class to be checked too: a JSON object, or a file with JSON or YAML
     #[arg(long, value_name = "FILE|JSON")]
     parameters: Option<String>,
+    /// The same machine after a change of its hardware: the driver discovers on both
+    #[arg(long, value_name = "SNAPSHOT", requires = "hardware")]
+    then: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CompileCacheArgs,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -159,11 +167,15 @@ impl Findings {
 
 pub(super) async fn run(args: CheckArgs) -> Result<()> {
     let subject = args.subject.read()?;
-    let bench = Workbench::new(args.hardware.as_deref())?;
+    let bench = Workbench::new(args.hardware.as_deref(), &args.cache)?;
     let parameters = args.parameters.as_deref().map(parameters::read);
     let parameters = parameters.transpose()?;
     let mut findings = Findings::default();
-    check(&bench, &subject, parameters.as_deref(), &mut findings).await;
+    let inventory = check(&bench, &subject, parameters.as_deref(), &mut findings).await;
+    if let (Some(then), Some(before)) = (&args.then, inventory) {
+        let changed = Workbench::new(Some(then), &args.cache)?;
+        check_change(&changed, &subject, &before, &mut findings).await;
+    }
     print(args.output, &findings.0, || {
         table(
             args.output,
@@ -176,12 +188,13 @@ pub(super) async fn run(args: CheckArgs) -> Result<()> {
     CommandError::unless_done(!findings.has_errors())
 }
 
+/// Returns the devices of the machine, if a discovery succeeded.
 async fn check(
     bench: &Workbench,
     subject: &Subject,
     parameters: Option<&str>,
     findings: &mut Findings,
-) {
+) -> Option<Inventory> {
     let Subject {
         file,
         grant,
@@ -194,7 +207,10 @@ async fn check(
         .await
     {
         Ok(driver) => driver,
-        Err(error) => return findings.add(Lint::NotLoadable, chain(&error)),
+        Err(error) => {
+            findings.add(Lint::NotLoadable, chain(&error));
+            return None;
+        }
     };
     check_grant(driver.info(), subject, findings);
     if !findings.has_errors() {
@@ -203,10 +219,11 @@ async fn check(
     if let Some(parameters) = parameters.filter(|_| !findings.has_errors()) {
         check_parameters(&driver, parameters, findings).await;
     }
+    let mut inventory = None;
     // A driver that would not serve finds nothing that counts.
     if !findings.has_errors() {
         let recording = bench.recordings.begin(driver.info().name.as_str());
-        check_discovery(&driver, findings).await;
+        inventory = check_discovery(bench, &driver, findings).await;
         // A machine without the hardware does not show what is used.
         if recording.is_ok() && !findings.has_errors() && !findings.has(Lint::NoDevices) {
             check_reads(bench, &driver, grant, findings).await;
@@ -215,6 +232,64 @@ async fn check(
     if !findings.has_errors() {
         check_limits(&driver.stats(), driver.info(), grant, findings);
     }
+    inventory
+}
+
+/// Checks the devices that are in a machine before and after a change.
+async fn check_change(
+    changed: &Workbench,
+    subject: &Subject,
+    before: &Inventory,
+    findings: &mut Findings,
+) {
+    let driver = match changed.load(subject).await {
+        Ok(driver) => driver,
+        Err(error) => return findings.add(Lint::NotLoadable, format!("{error:#}")),
+    };
+    match discover(&driver, Trigger::Events(Vec::new())).await {
+        Ok(after) => {
+            let renamed = renamed(before, &after);
+            if !renamed.is_empty() {
+                let message = format!(
+                    "after the change of the machine the same hardware has another name: {}; claims of these devices fail",
+                    listed(&renamed)
+                );
+                findings.add(Lint::NamesUnstable, message);
+            }
+        }
+        Err(message) => findings.add(
+            Lint::DiscoveryFailed,
+            format!("after the change of the machine: {message}"),
+        ),
+    }
+}
+
+/// Hardware of one device each, before and after, whose device has another name.
+fn renamed(before: &Inventory, after: &Inventory) -> Vec<String> {
+    let (before, after) = (by_identity(before), by_identity(after));
+    let renamed = before.iter().filter_map(|(identity, names)| {
+        let (old, new) = (only(names)?, only(after.get(identity)?)?);
+        (old != new).then(|| format!("{identity} was {old} and is {new}"))
+    });
+    renamed.collect()
+}
+
+fn only(names: &BTreeSet<String>) -> Option<&String> {
+    names.first().filter(|_| names.len() == 1)
+}
+
+/// The devices of each piece of hardware.
+fn by_identity(inventory: &Inventory) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found = BTreeMap::<_, BTreeSet<_>>::new();
+    for (pool, devices) in &inventory.pools {
+        for (name, device) in &devices.devices {
+            for identity in &device.identity {
+                let names = found.entry(identity.clone()).or_default();
+                names.insert(format!("{pool}/{name}"));
+            }
+        }
+    }
+    found
 }
 
 fn check_grant(info: &DriverInfo, subject: &Subject, findings: &mut Findings) {
@@ -369,48 +444,111 @@ fn with_unknown_key(config: &str) -> Option<String> {
     Some(value.to_string())
 }
 
-/// Each call has an instance of its own; the second is in another boot.
-async fn check_discovery(driver: &WasmDriver, findings: &mut Findings) {
+/// Each call has an instance of its own. The second is in another boot; the others have each trigger that a daemon has for the driver.
+/// Returns the devices of the first.
+async fn check_discovery(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    findings: &mut Findings,
+) -> Option<Inventory> {
     let claims = Arc::<SharedClaimTable>::default();
     let rebooted = driver.on_node(facts(OTHER_BOOT), claims, Arc::new(NoJournal));
-    let mut found = Vec::new();
-    for driver in [driver, &rebooted] {
-        match driver.discover(&driver.look_call(), Trigger::Load).await {
-            Ok(inventory) => found.push(inventory),
-            Err(problem) => return findings.add(Lint::DiscoveryFailed, text(&problem)),
+    let first = match discover(driver, Trigger::Load).await {
+        Ok(inventory) => inventory,
+        Err(message) => {
+            findings.add(Lint::DiscoveryFailed, message);
+            return None;
         }
-        if let Err(problem) = driver.check_health(&driver.look_call()).await {
-            return findings.add(Lint::DiscoveryFailed, format!("health: {}", text(&problem)));
-        }
-        if let Err(problem) = driver.read_telemetry(&driver.look_call()).await {
-            return findings.add(
-                Lint::DiscoveryFailed,
-                format!("telemetry: {}", text(&problem)),
-            );
+    };
+    check_inventory(&first, findings);
+    let mut others = vec![(&rebooted, Trigger::Load, "after a reboot".to_owned())];
+    for (trigger, when) in triggers(bench, driver.info()) {
+        others.push((driver, trigger, when));
+    }
+    for (driver, trigger, when) in others {
+        match discover(driver, trigger).await {
+            Ok(other) => check_same(&first, &other, &when, findings),
+            Err(message) => findings.add(Lint::DiscoveryFailed, format!("{when}: {message}")),
         }
     }
-    if let [first, second] = found.as_slice() {
-        check_inventory(first, second, findings);
-    }
+    Some(first)
 }
 
-fn check_inventory(first: &Inventory, second: &Inventory, findings: &mut Findings) {
-    let [(one, without), (other, _)] =
-        [first, second].map(|inventory| (names(inventory), without_identity(inventory)));
-    if one.is_empty() && other.is_empty() {
-        let message = "the driver finds no device here, so that nothing is known of its devices: choose a machine with --hardware";
-        return findings.add(Lint::NoDevices, message);
+/// Discovers the devices, their health and their readings; an error is a message.
+async fn discover(driver: &WasmDriver, trigger: Trigger) -> Result<Inventory, String> {
+    let found = driver.discover(&driver.look_call(), trigger).await;
+    let inventory = found.map_err(|problem| text(&problem))?;
+    let health = driver.check_health(&driver.look_call()).await;
+    health.map_err(|problem| format!("health: {}", text(&problem)))?;
+    let readings = driver.read_telemetry(&driver.look_call()).await;
+    readings.map_err(|problem| format!("telemetry: {}", text(&problem)))?;
+    Ok(inventory)
+}
+
+/// The triggers of later discoveries, each with its name: the timer, a request, and events of each subsystem that the driver names.
+fn triggers(bench: &Workbench, info: &DriverInfo) -> Vec<(Trigger, String)> {
+    let mut triggers = vec![
+        (Trigger::Timer, "by the timer".to_owned()),
+        (Trigger::Request, "by a request".to_owned()),
+    ];
+    for subsystem in &info.event_subsystems {
+        let paths = paths_of(bench, subsystem).unwrap_or_else(|problem| {
+            tracing::warn!(subsystem, %problem, "the devices of the subsystem are not named in the trigger");
+            Vec::new()
+        });
+        let when = format!("by events of {subsystem}");
+        triggers.push((Trigger::Events(paths), when));
     }
-    let changed: Vec<_> = one.symmetric_difference(&other).cloned().collect();
+    triggers
+}
+
+/// The devices of a subsystem, as events name them.
+fn paths_of(bench: &Workbench, subsystem: &str) -> Result<Vec<String>, Problem> {
+    let io_error = |error: std::io::Error| {
+        Problem::unavailable(ProblemCode::IoError, format!("open /sys: {error}"))
+    };
+    let sys = bench.hardware.open_sys().map_err(io_error)?;
+    let mut paths = BTreeSet::new();
+    for pattern in [
+        format!("class/{subsystem}/*"),
+        format!("bus/{subsystem}/devices/*"),
+    ] {
+        for entry in sys.glob(&pattern)? {
+            match sys.read_link(&entry) {
+                Ok(path) => drop(paths.insert(path)),
+                // A class may have files of its own.
+                Err(problem) if problem.code == ProblemCode::NotALink => {}
+                Err(problem) => return Err(problem),
+            }
+        }
+    }
+    Ok(paths.into_iter().take(EVENT_PATHS_MAX).collect())
+}
+
+fn check_same(first: &Inventory, other: &Inventory, when: &str, findings: &mut Findings) {
+    let changed: Vec<_> = names(first)
+        .symmetric_difference(&names(other))
+        .cloned()
+        .collect();
     if !changed.is_empty() {
         let message = format!(
-            "names differ between two discoveries, the second after a reboot: {}; claims of a device that has another name fail",
+            "a discovery {when} has other pools or devices than the first: {}; claims of a device that has another name fail",
             listed(&changed)
         );
         findings.add(Lint::NamesUnstable, message);
-    } else if first != second {
-        let message = "two discoveries, the second after a reboot, differ in more than names: the host publishes each change";
+    } else if first != other {
+        let message = format!(
+            "a discovery {when} differs from the first in more than names: the host publishes each change"
+        );
         findings.add(Lint::DevicesUnstable, message);
+    }
+}
+
+fn check_inventory(first: &Inventory, findings: &mut Findings) {
+    let (one, without) = (names(first), without_identity(first));
+    if one.is_empty() {
+        let message = "the driver finds no device here, so that nothing is known of its devices: choose a machine with --hardware";
+        return findings.add(Lint::NoDevices, message);
     }
     if !without.is_empty() {
         let message = format!(
@@ -588,7 +726,8 @@ mod tests {
 
     fn of(first: &Inventory, second: &Inventory) -> Vec<(Lint, String)> {
         let mut findings = Findings::default();
-        check_inventory(first, second, &mut findings);
+        check_inventory(first, &mut findings);
+        check_same(first, second, "after a reboot", &mut findings);
         findings
             .0
             .into_iter()
@@ -604,6 +743,7 @@ mod tests {
         let [(Lint::NamesUnstable, message)] = renamed.as_slice() else {
             panic!("{renamed:?}")
         };
+        assert!(message.contains("after a reboot"), "{message}");
         assert!(message.contains("nodes/a, nodes/b;"), "{message}");
         let plain = inventory(&[("a", &[])]);
         let [(Lint::NoIdentity, message)] = &of(&plain, &plain)[..] else {
@@ -644,6 +784,20 @@ mod tests {
             ["sysfsRead: class/drm/*", "env: B", "sysfsWrite: a/b with 1"]
         );
         assert!(unneeded(&grant.allowed, &grant).is_empty());
+    }
+
+    #[test]
+    fn renamed_hardware_is_found_after_change() {
+        let before = inventory(&[("a", &["x"]), ("b", &["y"]), ("c", &["z"])]);
+        let after = inventory(&[("a", &["y"]), ("c", &["z"]), ("d", &["w"])]);
+        assert_eq!(renamed(&before, &before), [""; 0]);
+        assert_eq!(renamed(&before, &after), ["y was nodes/b and is nodes/a"]);
+        let parts = inventory(&[("a-0", &["x"]), ("a-1", &["x"])]);
+        assert_eq!(
+            renamed(&before, &parts),
+            [""; 0],
+            "a partition is another device"
+        );
     }
 
     #[test]

@@ -6,10 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nodedock_base::file;
-use nodedock_conformance::{CaseResult, Options, Outcome, PLACEHOLDERS, Program, Running, Target};
+use nodedock_conformance::{
+    CaseResult, DaemonSockets, Options, Outcome, PLACEHOLDERS, Program, Running, Target,
+};
 use nodedock_model::limit;
 use serde_json::Value;
 
+use super::compile_cache::CompileCacheArgs;
 use nodedock_command::CommandError;
 use nodedock_command::output::{print_text, printable};
 
@@ -39,6 +42,8 @@ pub struct ConformArgs {
     /// Path of a new kubeconfig for the API server; a driver that reads claims is started with it, after this
     #[arg(long, value_name = "FILE", requires = "socket_dir")]
     write_kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CompileCacheArgs,
     /// The name that the driver has to register
     #[arg(long, value_name = "NAME", required_unless_present_any = ["file", "exec", "list"])]
     driver: Option<String>,
@@ -136,7 +141,12 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
         let message = format!("{unknown} is neither a case nor a level");
         return Err(CommandError::usage(message, "see `nodedock conform --list`").into());
     }
-    let mut options = Options::new(target(&args)?);
+    // Has compiled code if there is no cache.
+    let temporary = tempfile::Builder::new()
+        .prefix("ndc-")
+        .tempdir()
+        .context("make a directory for compiled code")?;
+    let mut options = Options::new(target(&args, temporary.path())?);
     options.driver.clone_from(&args.driver);
     options.devices.clone_from(&args.devices);
     options.parameters.clone_from(&args.parameters);
@@ -153,14 +163,21 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     options.admin_access = args.admin_access;
     options.jobs = args.jobs.into();
     options.only.clone_from(&args.only);
-    let mut unread = Ok(());
+    let (mut unread, mut not_run) = (Ok(()), 0);
     let report = nodedock_conformance::run(&options, |verdict| {
-        if !args.json && unread.is_ok() {
+        if verdict.outcome.is_without_driver() {
+            not_run += 1;
+        } else if !args.json && unread.is_ok() {
             unread = print_text(&shown(verdict));
         }
     })
     .await?;
     unread?;
+    if not_run > 0 && !args.json {
+        print_text(&format!(
+            "{not_run} other cases are not run: nothing registered"
+        ))?;
+    }
     if let Some(path) = &args.junit {
         std::fs::write(path, report.junit()?)
             .with_context(|| format!("write {}", path.display()))?;
@@ -176,7 +193,8 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     CommandError::unless_done(failed == 0 && passed > 0)
 }
 
-fn target(args: &ConformArgs) -> Result<Target> {
+/// `temporary` exists and lives as long as the run.
+fn target(args: &ConformArgs, temporary: &Path) -> Result<Target> {
     if let Some(line) = &args.subject.exec {
         let program = Program::parse(line);
         return match program {
@@ -207,11 +225,11 @@ fn target(args: &ConformArgs) -> Result<Target> {
         .file
         .as_deref()
         .context("clap wants a driver")?;
-    Ok(Target::Program(daemon_with(file, args)?))
+    Ok(Target::Program(daemon_with(file, args, temporary)?))
 }
 
 /// The daemon of a WebAssembly driver.
-fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
+fn daemon_with(file: &Path, args: &ConformArgs, temporary: &Path) -> Result<Program> {
     let stem = file
         .file_stem()
         .and_then(|stem| stem.to_str())
@@ -252,26 +270,28 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let arguments = "run --root {root} --kubernetes=true --kubelet-root {kubelet} --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
     command.extend(arguments.split(' ').map(str::to_owned));
     if let Some(snapshot) = &args.hardware {
-        let snapshot = std::path::absolute(snapshot)
-            .with_context(|| format!("find {}", snapshot.display()))?;
-        command.extend([
-            "--hardware".to_owned(),
-            snapshot
-                .to_str()
-                .context("the snapshot's path is not UTF-8")?
-                .to_owned(),
-        ]);
+        command.extend(["--hardware".to_owned(), argument(snapshot)?]);
     }
-    let kept = ["var/cache/nodedock", "var/lib/nodedock/cache.key"]
-        .map(PathBuf::from)
-        .to_vec();
+    let cache = args.cache.directory(temporary);
+    command.extend(["--compile-cache".to_owned(), argument(&cache)?]);
     Ok(Program {
         command,
         files,
-        metrics: Some(PathBuf::from("run/nodedock/admin.sock")),
-        kept,
+        daemon: Some(DaemonSockets {
+            metrics: "run/nodedock/admin.sock".into(),
+            node_api: "run/nodedock/nodedock.sock".into(),
+        }),
         health_may_be_silent: true,
     })
+}
+
+/// A path as an argument of the daemon, which may have another current directory.
+fn argument(path: &Path) -> Result<String> {
+    let path = std::path::absolute(path).with_context(|| format!("find {}", path.display()))?;
+    let text = path.to_str();
+    Ok(text
+        .with_context(|| format!("the path {} is not UTF-8", path.display()))?
+        .to_owned())
 }
 
 /// The path of `nodedockd`, which is installed beside this program.

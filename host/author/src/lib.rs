@@ -6,6 +6,7 @@ mod bench;
 mod bindings;
 mod build;
 mod check;
+mod compile_cache;
 mod conform;
 mod image_layout;
 mod inspect;

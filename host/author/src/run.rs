@@ -12,6 +12,7 @@ use clap::Args;
 use nodedock_proto::node::v1;
 use tokio::sync::mpsc;
 
+use super::compile_cache::CompileCacheArgs;
 use super::workbench::SubjectArgs;
 use super::{read, write_file};
 use nodedock_base::directories;
@@ -23,7 +24,7 @@ use nodedock_command::Location;
 use nodedock_command::client::{Client, connect};
 use nodedock_command::output::{print_text, printable};
 use nodedock_model::limit;
-use nodedock_wasm::file_watch;
+use nodedock_wasm::{CachePaths, file_watch};
 use nodedockd::app;
 use nodedockd::config::{Config, ConfigFile, Flags};
 use nodedockd::telemetry::{self, LogFormat};
@@ -40,6 +41,8 @@ pub struct RunArgs {
     /// Recorded machine: a directory or a tar file with its /sys [default: this machine]
     #[arg(long, value_name = "SNAPSHOT")]
     hardware: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CompileCacheArgs,
     /// Form of the log on standard error; NODEDOCK_LOG=info shows more of it
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
@@ -57,6 +60,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         .canonicalize()
         .context("find the root of the daemon")?;
     let mut config = Config::new(&path, None, Flags::default(), ConfigFile::default())?;
+    let cache = CachePaths::inside(&args.cache.directory(&path));
+    (config.paths.cache, config.paths.cache_key) = (cache.directory, cache.key);
     let boot_id = app::boot_id()?;
     if let Some(snapshot) = &args.hardware {
         config.hardware = app::hardware::simulated(snapshot, &config.paths.hardware, &boot_id)?;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::Value;
 use similar::TextDiff;
 
+use super::compile_cache::CompileCacheArgs;
 use super::workbench::{Found, SubjectArgs, Use, UseArgs, Workbench, Written, devices};
 use super::{read, write_file};
 use nodedock_command::output::{Format, print_text};
@@ -39,6 +40,8 @@ pub struct TestArgs {
     /// Write the golden file instead
     #[arg(long, requires = "golden")]
     update: bool,
+    #[command(flatten)]
+    cache: CompileCacheArgs,
     /// Form of the result without a golden file
     #[arg(short, long, value_enum, default_value_t = Format::Yaml, conflicts_with = "golden")]
     output: Format,
@@ -77,7 +80,7 @@ struct ClaimResult {
 
 pub(super) async fn run(args: TestArgs) -> Result<()> {
     let subject = args.subject.read()?;
-    let bench = Workbench::new(Some(&args.hardware))?;
+    let bench = Workbench::new(Some(&args.hardware), &args.cache)?;
     let driver = bench.load(&subject).await?;
     let tested = test(&bench, &driver, &args.with.read()?).await?;
     let name = args.golden.as_deref().unwrap_or(Path::new(""));

@@ -14,6 +14,7 @@ use clap::Args;
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use super::compile_cache::CompileCacheArgs;
 use super::{beside, grant_beside, read, read_text};
 use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_command::parameters;
@@ -163,18 +164,19 @@ impl SubjectArgs {
 /// The machine and the sandbox on it.
 pub(super) struct Workbench {
     pub(super) host: Arc<WasmHost>,
+    pub(super) hardware: Hardware,
     /// Recordings of calls that a tool inspects.
     pub(super) recordings: Recordings,
     claims: Arc<SharedClaimTable>,
     /// `None`: on this machine nothing may be written.
     values: Option<Arc<Values>>,
-    /// Directory of the recorded machine and of compiled code.
+    /// Directory of the recorded machine, and of compiled code if there is no cache.
     _directory: tempfile::TempDir,
 }
 
 impl Workbench {
     /// Makes the machine of a snapshot; without one, the driver sees this machine.
-    pub(super) fn new(snapshot: Option<&Path>) -> Result<Self> {
+    pub(super) fn new(snapshot: Option<&Path>, cache: &CompileCacheArgs) -> Result<Self> {
         // An author sees why a driver trapped; NODEDOCK_LOG=info shows all lines of the driver's log.
         telemetry::init_with(LogFormat::Text, "warn");
         let directory = tempfile::tempdir().context("make a directory for the machine")?;
@@ -196,9 +198,9 @@ impl Workbench {
             RECORDING_BYTES_MAX,
         )?;
         let settings = WasmSettings {
-            cache: Some(CachePaths::inside(directory.path())),
+            cache: Some(CachePaths::inside(&cache.directory(directory.path()))),
             compiler: Compiler::this_program(),
-            hardware,
+            hardware: hardware.clone(),
             node: facts(BOOT),
             numa_node_form: NumaNodeForm::default(),
             recordings: recordings.clone(),
@@ -207,6 +209,7 @@ impl Workbench {
             .context("set up the sandbox")?;
         Ok(Self {
             host,
+            hardware,
             recordings,
             claims,
             values,

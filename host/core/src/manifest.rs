@@ -156,7 +156,7 @@ pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
 
 /// The claim that an object of `resource.k8s.io/v1` is.
 pub fn claim_of(object: Value) -> Result<Claim, ManifestError> {
-    claim(&typed(object, 1, "ResourceClaim")?, 1)
+    claim(&typed(&object, 1, "ResourceClaim")?, 1)
 }
 
 fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), ManifestError> {
@@ -182,13 +182,13 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
         ("resource.k8s.io/v1", "ResourceClaim") => {
             objects
                 .claims
-                .push(claim(&typed(document, index, "ResourceClaim")?, index)?);
+                .push(claim(&typed(&document, index, "ResourceClaim")?, index)?);
             Ok(())
         }
         ("v1", "Pod") => {
             objects
                 .pods
-                .push(pod(&typed(document, index, "Pod")?, index)?);
+                .push(pod(&typed(&document, index, "Pod")?, index)?);
             Ok(())
         }
         (version, "ResourceClaim") => wrong(format!(
@@ -219,13 +219,13 @@ fn of_list(mut item: Value, version: &str, kind: &str) -> Value {
 }
 
 fn typed<T: DeserializeOwned>(
-    document: Value,
+    document: &Value,
     index: usize,
     kind: &str,
 ) -> Result<T, ManifestError> {
-    T::deserialize(&document).map_err(|source| ManifestError::Mismatch {
+    Place::read(document).map_err(|(place, source)| ManifestError::Mismatch {
         document: index,
-        place: Place::of_mismatch::<T>(&document),
+        place,
         kind: kind.to_owned(),
         source,
     })

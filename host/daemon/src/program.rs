@@ -16,7 +16,7 @@ use nodedock_base::directories;
 use nodedock_base::listeners::{KEPT_BY_PARENT, Listeners};
 use nodedock_base::process::raise_open_files_max;
 use nodedock_command::{CommandError, Location, block_on, exit_code};
-use nodedock_wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
+use nodedock_wasm::{COMPILE_COMMAND, CachePaths, CompileBounds, compile_for_parent};
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
 ///
@@ -62,6 +62,9 @@ struct RunArgs {
     /// Identity of this boot, for tests that simulate a reboot
     #[arg(long, hide = true, value_name = "ID")]
     boot_id: Option<String>,
+    /// Directory of compiled drivers and their key, for tools that run many daemons
+    #[arg(long, hide = true, value_name = "DIR")]
+    compile_cache: Option<PathBuf>,
 }
 
 /// A driver to compile: it is read from standard input, and its code written to standard output.
@@ -113,6 +116,10 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     }
     make_root(location)?;
     let mut config = config(location, args.flags)?;
+    if let Some(directory) = &args.compile_cache {
+        let cache = CachePaths::inside(directory);
+        (config.paths.cache, config.paths.cache_key) = (cache.directory, cache.key);
+    }
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
     if let Some(snapshot) = &args.hardware {
         config.hardware = app::hardware::simulated(snapshot, &config.paths.hardware, &boot_id)?;

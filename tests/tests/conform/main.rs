@@ -27,6 +27,10 @@ async fn conform(args: &[&str]) -> Output {
         .arg("conform")
         .args(args)
         .env("TMPDIR", temporary.path())
+        .env(
+            "NODEDOCK_COMPILE_CACHE",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/compiled"),
+        )
         .env("RUST_BACKTRACE", "0");
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = tokio::time::timeout(RUN, command.output())

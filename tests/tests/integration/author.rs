@@ -141,6 +141,71 @@ async fn check_finds_obstacles_to_serving() {
 }
 
 #[tokio::test]
+async fn check_tries_triggers_boots_and_changes() {
+    let root = Root::new();
+    let file = root.write("scripted.wasm", wasm("scripted", Form::Core));
+    root.write("scripted.grant.yaml", side_file("scripted", "grant"));
+    let [before, after] = ["before", "after"].map(|name| {
+        let machine = Recorded::new(&root.path().join(name), &[]);
+        text(machine.path()).to_owned()
+    });
+    let check = async |fault: &str, more: &[&str]| {
+        let config = root.write("script.yaml", format!("devices: 2\n{fault}"));
+        let args = [
+            "driver",
+            "check",
+            text(&file),
+            "--config",
+            text(&config),
+            "--hardware",
+            &before,
+        ];
+        root.cli(&[&args[..], more].concat()).await
+    };
+    check("", &[]).await.done_with(&["no-identity"]);
+    let at_load = check("fault: devices-only-at-load\n", &[]).await;
+    at_load.failed_with(
+        1,
+        &["names-unstable", "a discovery by the timer", "by a request"],
+    );
+    let of_boot = check("fault: pool-of-the-boot\n", &[]).await;
+    of_boot.failed_with(1, &["names-unstable", "a discovery after a reboot"]);
+    check("", &["--then", &after])
+        .await
+        .done_with(&["no-identity"]);
+    check("", &["--then", "/nowhere"])
+        .await
+        .failed_with(1, &["/nowhere"]);
+}
+
+#[tokio::test]
+async fn tools_compile_a_driver_once() {
+    let root = Root::new();
+    let (file, machine) = mock_gpu(&root);
+    let bench = async |cache: &str| {
+        let args = ["driver", "bench", &file, "--hardware", &machine];
+        let rounds = ["--rounds", "1", "--compile-cache", cache];
+        root.cli(&[&args[..], &rounds[..]].concat()).await
+    };
+    let cache = root.path().join("shared");
+    bench(text(&cache))
+        .await
+        .done_with(&["load, with compilation"]);
+    bench(text(&cache))
+        .await
+        .done_with(&["load, from the cache"]);
+    bench("none").await.done_with(&["load, with compilation"]);
+    let in_the_way = root.write("file", "");
+    let output = bench(text(&in_the_way)).await;
+    let why = "file is no directory";
+    assert!(
+        output.stderr.lines().count() == 1 && output.stderr.contains(why),
+        "{output:?}"
+    );
+    output.done_with(&["load, with compilation"]);
+}
+
+#[tokio::test]
 async fn test_shows_written_and_restored_values() {
     const GPU: &str = "0000:01:00.0";
     let root = Root::new();

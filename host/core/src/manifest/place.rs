@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use serde_path_to_error::Segment;
 use serde_saphyr::Spanned;
 
 /// A field of an object, and its line if the text of the object is known.
@@ -46,17 +47,19 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Returns the field at which an object is no `T`.
-    pub(super) fn of_mismatch<T: DeserializeOwned>(object: &Value) -> Self {
-        let field = match serde_json::to_string_pretty(object) {
-            Ok(text) => match serde_json::from_str::<T>(&text) {
-                Err(error) => field_at(&text, error.line()),
-                Ok(_) => Vec::new(),
-            },
-            // no error: without a field the place is the object
-            Err(_) => Vec::new(),
-        };
-        Self { field, line: None }
+    /// Reads an object as a `T`, or returns the field at which it is none, with the error.
+    pub(super) fn read<T: DeserializeOwned>(
+        object: &Value,
+    ) -> Result<T, (Self, serde_json::Error)> {
+        serde_path_to_error::deserialize(object).map_err(|error| {
+            let steps = error.path().iter().filter_map(|segment| match segment {
+                Segment::Seq { index } => Some(Step::Item(*index)),
+                Segment::Map { key } => Some(Step::Key(key.clone())),
+                Segment::Enum { .. } | Segment::Unknown => None,
+            });
+            let field = steps.collect();
+            (Self { field, line: None }, error.into_inner())
+        })
     }
 
     /// Returns the same of an object that is an item of a list.
@@ -74,51 +77,6 @@ impl Place {
         self.line = document.map(|document| document.line_of(&self.field));
         self
     }
-}
-
-/// The field whose value ends or begins at a line of pretty JSON, which has a key, an item or a bracket in each line.
-fn field_at(text: &str, wanted: usize) -> Vec<Step> {
-    let (mut field, mut open) = (Vec::new(), Vec::<Option<usize>>::new());
-    for (number, line) in text.lines().map(str::trim).enumerate() {
-        let is_wanted = number + 1 == wanted;
-        if line.starts_with(['}', ']']) {
-            if is_wanted {
-                return field;
-            }
-            open.pop();
-            // The object itself is in no field.
-            if !open.is_empty() {
-                field.pop();
-            }
-            continue;
-        }
-        // The next index of a list; `None`: an object.
-        let step = match open.last_mut() {
-            None => None,
-            Some(Some(next)) => {
-                *next += 1;
-                Some(Step::Item(*next - 1))
-            }
-            Some(None) => key_of(line).map(Step::Key),
-        };
-        field.extend(step.clone());
-        if is_wanted {
-            return field;
-        }
-        match line.chars().last() {
-            Some('{') => open.push(None),
-            Some('[') => open.push(Some(0)),
-            _ => drop(step.and_then(|_| field.pop())),
-        }
-    }
-    Vec::new()
-}
-
-/// The key with which a line of pretty JSON begins.
-fn key_of(line: &str) -> Option<String> {
-    let mut keys = serde_json::Deserializer::from_str(line).into_iter::<String>();
-    // no error: the text was written by the serializer
-    keys.next()?.ok()
 }
 
 /// The lines of a value and of what is in it.

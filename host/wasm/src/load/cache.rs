@@ -1,6 +1,8 @@
 //! Compiled drivers on disk. They run as native code in this process: the directory belongs to the daemon alone, and each file's seal
 //! is verified before it is mapped. The seal needs a key from outside the directory, so that access to the directory alone makes no code.
 //!
+//! Several processes may share a directory: each opens the cache and writes a file with the directory locked.
+//!
 //! Nothing is synced: the seal finds what a crash left half written, and the driver is compiled again.
 
 mod key_file;
@@ -12,10 +14,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
+use crate::HostError;
+use crate::engine;
 use crate::load::artifact::{Artifact, ArtifactError, Key, Report, SealKey, settings};
 use nodedock_base::error::chain;
 use nodedock_model::limit::DRIVER_FILES_MAX;
@@ -49,6 +53,17 @@ impl CachePaths {
             key: directory.join("cache.key"),
         }
     }
+
+    /// Opens the cache as a host does at its start, to find out whether that is possible.
+    pub fn open(&self) -> Result<(), HostError> {
+        let engine = engine::for_compiling(false)
+            .map_err(|error| HostError::Engine(format!("{error:#}")))?;
+        let opened = Cache::open(self, &engine);
+        opened.map(drop).map_err(|source| HostError::Cache {
+            path: self.directory.clone(),
+            source,
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -64,6 +79,8 @@ impl Cache {
     /// all files if the key is missing or unusable.
     pub(crate) fn open(paths: &CachePaths, engine: &Engine) -> io::Result<Self> {
         let suffix = format!("-{:016x}.cwasm", settings(engine));
+        let directory = Directory::open(&paths.directory)?;
+        directory.lock()?;
         let found = key_file::read(&paths.key).unwrap_or_else(|error| {
             let (path, error) = (paths.key.display(), chain(&error));
             tracing::error!(%path, error, "the key of the cache of compiled drivers is unusable: it is replaced, and the cache is emptied");
@@ -76,7 +93,6 @@ impl Cache {
             seal_key,
             suffix,
         };
-        let directory = cache.directory()?;
         directory.remove_all(|name| is_new || !name.ends_with(&cache.suffix))?;
         directory.trim(FILES_MAX, BYTES_MAX);
         Ok(cache)
@@ -108,8 +124,10 @@ impl Cache {
         let Some(directory) = self.directory_or_warn() else {
             return artifact;
         };
-        let written = directory.write(&self.name(key), |file| {
-            artifact.seal_to(file, key, &self.seal_key)
+        let written = directory.lock().and_then(|()| {
+            directory.write(&self.name(key), |file| {
+                artifact.seal_to(file, key, &self.seal_key)
+            })
         });
         match written {
             Ok(file) => {
@@ -124,40 +142,8 @@ impl Cache {
         }
     }
 
-    /// Opens the directory, which may have been removed meanwhile. One that others can read is closed to them; if they could write to
-    /// it, its files are removed.
-    fn directory(&self) -> io::Result<Directory> {
-        DirBuilder::new()
-            .mode(DIRECTORY_MODE)
-            .recursive(true)
-            .create(&self.path)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = Directory(rustix::fs::open(&self.path, flags, Mode::empty())?);
-        let (found, us) = (
-            fs::metadata(directory.path("."))?,
-            rustix::process::geteuid().as_raw(),
-        );
-        if found.uid() != us {
-            let why = format!(
-                "it belongs to user {}, not to this daemon's ({us}): remove it, or chown it",
-                found.uid()
-            );
-            return Err(io::Error::other(why));
-        }
-        let mode = found.mode() & 0o7777;
-        if mode != DIRECTORY_MODE {
-            fs::set_permissions(directory.path("."), Permissions::from_mode(DIRECTORY_MODE))?;
-        }
-        if mode & OTHERS_WRITE != 0 {
-            let (path, mode) = (self.path.display(), format!("{mode:o}"));
-            tracing::warn!(directory = %path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
-            directory.remove_all(|_| true)?;
-        }
-        Ok(directory)
-    }
-
     fn directory_or_warn(&self) -> Option<Directory> {
-        let (path, opened) = (self.path.display(), self.directory());
+        let (path, opened) = (self.path.display(), Directory::open(&self.path));
         opened
             .inspect_err(
                 |error| tracing::warn!(directory = %path, %error, "no cache of compiled drivers"),
@@ -198,6 +184,43 @@ fn open(path: &Path, key: &Key, seal_key: &SealKey) -> Result<Option<Artifact>, 
 struct Directory(OwnedFd);
 
 impl Directory {
+    /// Opens the directory, which may have been removed meanwhile. One that others can read is closed to them; if they could write to
+    /// it, its files are removed.
+    fn open(path: &Path) -> io::Result<Self> {
+        DirBuilder::new()
+            .mode(DIRECTORY_MODE)
+            .recursive(true)
+            .create(path)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = Self(rustix::fs::open(path, flags, Mode::empty())?);
+        let (found, us) = (
+            fs::metadata(directory.path("."))?,
+            rustix::process::geteuid().as_raw(),
+        );
+        if found.uid() != us {
+            let why = format!(
+                "it belongs to user {}, not to this daemon's ({us}): remove it, or chown it",
+                found.uid()
+            );
+            return Err(io::Error::other(why));
+        }
+        let mode = found.mode() & 0o7777;
+        if mode != DIRECTORY_MODE {
+            fs::set_permissions(directory.path("."), Permissions::from_mode(DIRECTORY_MODE))?;
+        }
+        if mode & OTHERS_WRITE != 0 {
+            let (path, mode) = (path.display(), format!("{mode:o}"));
+            tracing::warn!(directory = %path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
+            directory.remove_all(|_| true)?;
+        }
+        Ok(directory)
+    }
+
+    /// Keeps other processes from opening the cache and from writing to it, until the directory is closed.
+    fn lock(&self) -> io::Result<()> {
+        Ok(rustix::fs::flock(&self.0, FlockOperation::LockExclusive)?)
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
     }

@@ -13,6 +13,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::{Value, json};
 
 use crate::Driver;
+use crate::claims::boot;
 use crate::fault::Fault;
 
 const DEVICES: usize = 4;
@@ -74,9 +75,13 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
     } else {
         &driver.name
     };
+    let pool = match driver.has(Fault::PoolOfTheBoot) {
+        true => format!("{}-{}", driver.node, boot().get(..8).unwrap_or_default()),
+        false => driver.node.clone(),
+    };
     let spec = |(part, mut spec): (&str, Value)| {
         spec["driver"] = name.into();
-        spec["pool"] = json!({ "name": driver.node, "resourceSliceCount": count });
+        spec["pool"] = json!({ "name": pool, "resourceSliceCount": count });
         match driver.has(Fault::SlicesForAllNodes) {
             true => spec["allNodes"] = true.into(),
             false => spec["nodeName"] = driver.node.as_str().into(),

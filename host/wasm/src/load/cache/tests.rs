@@ -450,7 +450,7 @@ fn least_recently_used_are_removed_first() {
             .map(|key| key.source[0])
             .collect::<Vec<_>>()
     };
-    let directory = cache.directory().unwrap();
+    let directory = Directory::open(&cache.path).unwrap();
     let bytes = std::fs::metadata(scene.path().join(cache.name(&keys[0])))
         .unwrap()
         .len();
