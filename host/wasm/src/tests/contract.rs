@@ -149,14 +149,14 @@ const IMPORTS: &[(&str, In, &[Arg], bool)] = &[
     (
         "host-files.read",
         In::Discover,
-        &[Text("/opt/vendor/api-token")],
-        false,
+        &[Text("/usr/share/version")],
+        true,
     ),
     (
         "host-files.stat",
         In::Discover,
-        &[Text("/opt/vendor/api-token")],
-        false,
+        &[Text("/usr/share/version")],
+        true,
     ),
     (
         "host-files.glob",
@@ -192,7 +192,7 @@ const IMPORTS: &[(&str, In, &[Arg], bool)] = &[
         "device-nodes.stat",
         In::Discover,
         &[Text("/dev/pipe")],
-        true,
+        false,
     ),
     ("net-interfaces.all", In::Discover, &[], true),
     ("net-interfaces.get", In::Discover, &[Text("eth9")], false),

@@ -276,7 +276,9 @@ pub(super) fn node() -> Stage {
     )
     .unwrap();
     symlink("../../../devices/card0", functions.join("0000:00:05.0")).unwrap();
-    std::fs::create_dir_all(directory.path().join("usr/share")).unwrap();
+    let share = directory.path().join("usr/share");
+    std::fs::create_dir_all(&share).unwrap();
+    std::fs::write(share.join("version"), "1").unwrap();
     let vendor = directory.path().join("opt/vendor");
     std::fs::create_dir_all(&vendor).unwrap();
     std::fs::create_dir(vendor.join("closed")).unwrap();
