@@ -49,23 +49,15 @@ fn command(program: &str, fault: Option<&str>) -> String {
     command
 }
 
-fn args(command: &str) -> [&str; 11] {
-    let devices = ["--device", "node-1/dev-0", "--device", "node-1/dev-1"];
-    let [d, first, _, second] = devices;
-    let [call, start] = ["--call-timeout", "--start-timeout"];
-    [
-        "--exec",
-        command,
-        "--admin-access",
-        d,
-        first,
-        d,
-        second,
-        call,
-        CALL_TIMEOUT,
-        start,
-        START_TIMEOUT,
-    ]
+fn args<'a>(command: &'a str, fault: Option<&str>) -> Vec<&'a str> {
+    let mut args = vec!["--exec", command, "--admin-access"];
+    args.extend(["--call-timeout", CALL_TIMEOUT]);
+    args.extend(["--start-timeout", START_TIMEOUT]);
+    // Its pool has another name in each boot.
+    if fault != Some("pool-of-the-boot") {
+        args.extend(["--device", "node-1/dev-0", "--device", "node-1/dev-1"]);
+    }
+    args
 }
 
 /// Each fault: its program, its name and its case.
@@ -125,8 +117,9 @@ async fn each_fault_fails_only_its_case() {
         let turns = turns.clone();
         runs.spawn(async move {
             let _turn = turns.acquire_owned().await.expect("it is open");
-            let command = command(program, fault.as_ref().map(|(fault, _)| fault.as_str()));
-            let (outcomes, report) = outcomes(&args(&command)).await;
+            let name = fault.as_ref().map(|(fault, _)| fault.as_str());
+            let command = command(program, name);
+            let (outcomes, report) = outcomes(&args(&command, name)).await;
             (program, fault, outcomes, report)
         });
     }

@@ -277,7 +277,7 @@ impl dra_health::v1::dra_resource_health_server::DraResourceHealth for Health {
             .then(|| "stranger".to_owned());
         let health = |name: String| wire::DeviceHealth {
             device: Some(wire::DeviceIdentifier {
-                pool_name: self.driver.node.clone(),
+                pool_name: slices::pool(&self.driver),
                 device_name: name,
             }),
             health: wire::HealthStatus::Healthy.into(),

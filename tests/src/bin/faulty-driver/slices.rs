@@ -75,10 +75,7 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
     } else {
         &driver.name
     };
-    let pool = match driver.has(Fault::PoolOfTheBoot) {
-        true => format!("{}-{}", driver.node, boot().get(..8).unwrap_or_default()),
-        false => driver.node.clone(),
-    };
+    let pool = pool(driver);
     let spec = |(part, mut spec): (&str, Value)| {
         spec["driver"] = name.into();
         spec["pool"] = json!({ "name": pool, "resourceSliceCount": count });
@@ -86,9 +83,18 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
             true => spec["allNodes"] = true.into(),
             false => spec["nodeName"] = driver.node.as_str().into(),
         }
-        (format!("faulty-{}-{part}", driver.node), spec)
+        // The name of a slice's pool cannot be changed.
+        (format!("faulty-{pool}-{part}"), spec)
     };
     contents.into_iter().map(spec).collect()
+}
+
+/// The name of the pool.
+pub(crate) fn pool(driver: &Driver) -> String {
+    match driver.has(Fault::PoolOfTheBoot) {
+        true => format!("{}-{}", driver.node, boot().get(..8).unwrap_or_default()),
+        false => driver.node.clone(),
+    }
 }
 
 /// Returns whether a published spec is as desired, apart from its generation.
