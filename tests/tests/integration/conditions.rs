@@ -256,8 +256,9 @@ async fn register_nics(daemon: &Daemon) -> DevicePlugin {
 
 async fn assert_reported(kind: Kind) {
     let mut scene = Scene::start(kind).await;
-    for (fault, _, code, parts) in FAULTS.iter().filter(|(_, of, ..)| *of == kind) {
-        let subject = scene.cause(*fault);
+    let of_kind = FAULTS.iter().copied().filter(|(_, of, ..)| *of == kind);
+    for (fault, _, code, parts) in of_kind {
+        let subject = scene.cause(fault);
         scene.until_condition(code, &subject, true).await;
         scene.daemon.cli(&["get", "node"]).await.done_with(&[code]);
         let what = match kind {
@@ -266,7 +267,7 @@ async fn assert_reported(kind: Kind) {
         };
         let explained = scene.daemon.cli(&["explain", what, &subject]).await.done();
         assert_parts(&explained, parts);
-        scene.mend(*fault).await;
+        scene.mend(fault).await;
         scene.until_condition(code, &subject, false).await;
     }
 }
