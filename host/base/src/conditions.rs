@@ -77,6 +77,12 @@ impl Conditions {
         }
     }
 
+    /// Returns whether a condition of a code is set for a subject.
+    pub fn is_set(&self, code: ProblemCode, subject: &str) -> bool {
+        let key = (code.into(), subject.to_owned());
+        self.current.lock().contains_key(&key)
+    }
+
     /// Clears the conditions of a code whose subject is not in `subjects`, for a caller that finds all of them at once.
     pub fn retain(&self, code: ProblemCode, subjects: impl Fn(&str) -> bool) {
         let current = self.current.lock();
@@ -124,6 +130,8 @@ mod tests {
         assert_eq!(conditions.list().len(), 1);
         assert_eq!(conditions.list()[0].problem.message, "still no space");
         assert_eq!(conditions.list()[0].since_ms, since);
+        assert!(conditions.is_set(ProblemCode::CheckpointDiskFull, "/var"));
+        assert!(!conditions.is_set(ProblemCode::CheckpointDiskFull, "/tmp"));
         conditions.clear(ProblemCode::CheckpointDiskFull, "/tmp");
         conditions.clear(ProblemCode::CheckpointDiskFull, "/var");
         conditions.clear(ProblemCode::CheckpointDiskFull, "/var");

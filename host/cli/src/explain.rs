@@ -66,8 +66,16 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
         name: name.to_owned(),
     };
     let drivers = client.list_drivers(request).await?.into_inner().drivers;
+    let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
     if !drivers.is_empty() {
-        return print_text(&join(drivers.iter().flat_map(driver_lines)));
+        let lines = drivers.iter().flat_map(|driver| {
+            let of_driver = node
+                .conditions
+                .iter()
+                .filter(|condition| is_of_driver(condition, driver));
+            driver_lines(driver, of_driver)
+        });
+        return print_text(&join(lines));
     }
     let claims = client
         .list_claims(v1::ListClaimsRequest::default())
@@ -95,12 +103,14 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
         .adapters;
     let adapters = adapters.iter().filter(|adapter| adapter.resource == name);
     let adapter: Vec<_> = adapters.flat_map(adapter_lines).collect();
+    let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
-        if adapter.is_empty() {
+        let conditions: Vec<_> = condition_lines(&node.conditions, |of| of.subject == name);
+        if adapter.is_empty() && conditions.is_empty() {
             return Err(names::unknown("resource", name));
         }
         return print_text(&join(
-            [vec![format!("{name} is not offered")], adapter].concat(),
+            [vec![format!("{name} is not offered")], conditions, adapter].concat(),
         ));
     };
     let devices = client
@@ -114,7 +124,6 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
     let pools = of_resource
         .map(|device| format!("{}/{}", device.driver, device.pool))
         .collect();
-    let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
     let lines = resource_lines(resource, &pools, &node.conditions);
     print_text(&join([lines, adapter].concat()))
 }
@@ -188,13 +197,33 @@ fn resource_lines(
             "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
         ));
     }
-    lines.extend(
-        conditions
-            .iter()
-            .filter(|condition| condition.subject == *name || pools.contains(&condition.subject))
-            .flat_map(|condition| describe::problem(&condition.problem, "  ")),
-    );
+    lines.extend(condition_lines(conditions, |condition| {
+        condition.subject == *name || pools.contains(&condition.subject)
+    }));
     lines
+}
+
+fn condition_lines<'a>(
+    conditions: impl IntoIterator<Item = &'a v1::Condition>,
+    is_wanted: impl Fn(&v1::Condition) -> bool,
+) -> Vec<String> {
+    let wanted = conditions
+        .into_iter()
+        .filter(|condition| is_wanted(condition));
+    wanted
+        .flat_map(|condition| describe::problem(&condition.problem, "  "))
+        .collect()
+}
+
+/// Returns whether a condition is of a driver: its subject is the driver, its file or socket, or one of its pools.
+fn is_of_driver(condition: &v1::Condition, driver: &v1::Driver) -> bool {
+    let v1::Driver { name, source, .. } = driver;
+    let subject = &condition.subject;
+    let is_pool = || {
+        let rest = subject.strip_prefix(name.as_str());
+        rest.is_some_and(|rest| rest.starts_with('/'))
+    };
+    subject == source || !name.is_empty() && (subject == name || is_pool())
 }
 
 /// A driver that is not here, with the claims that it prepared; nothing if it prepared none.
@@ -223,7 +252,11 @@ fn absent_driver_lines(name: &str, claims: &[v1::ClaimStatus]) -> Vec<String> {
         .collect()
 }
 
-fn driver_lines(driver: &v1::Driver) -> Vec<String> {
+/// `conditions`: of this driver.
+fn driver_lines<'a>(
+    driver: &v1::Driver,
+    conditions: impl IntoIterator<Item = &'a v1::Condition>,
+) -> Vec<String> {
     let name = if driver.name.is_empty() {
         "driver of unknown name"
     } else {
@@ -262,6 +295,14 @@ fn driver_lines(driver: &v1::Driver) -> Vec<String> {
     }
     lines.extend(driver.native.iter().flat_map(native_lines));
     lines.extend(describe::problem(&driver.problem, "  "));
+    // The reason above is not repeated.
+    let is_new = |condition: &v1::Condition| {
+        let problem = condition.problem.as_ref();
+        problem.is_some_and(|problem| {
+            driver.reason.is_empty() || !problem.message.contains(&driver.reason)
+        })
+    };
+    lines.extend(condition_lines(conditions, is_new));
     lines.extend(history(&driver.timeline));
     lines
 }
@@ -685,6 +726,50 @@ mod tests {
             text.contains("is allocated by this daemon") && !text.contains("because"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn driver_explanation_has_its_conditions() {
+        let driver = v1::Driver {
+            name: "gpu.example.com".into(),
+            source: "gpu.wasm".into(),
+            state: "failed".into(),
+            reason: "no code".into(),
+            ..Default::default()
+        };
+        let condition = |subject: &str, message: &str| v1::Condition {
+            subject: subject.to_owned(),
+            problem: Some(v1::Problem {
+                message: message.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let conditions = [
+            condition("gpu.wasm", "gpu.wasm is failed: no code"),
+            condition("gpu.example.com", "claims hold devices"),
+            condition("gpu.example.com/gpus", "slices are changed"),
+            condition("gpu.example.com.other/gpus", "another"),
+            condition("", "of the daemon"),
+        ];
+        let of_driver = conditions.iter().filter(|of| is_of_driver(of, &driver));
+        let text = join(driver_lines(&driver, of_driver));
+        assert_eq!(text.matches("no code").count(), 1, "{text}");
+        for part in ["claims hold devices", "slices are changed"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        for part in ["another", "of the daemon"] {
+            assert!(!text.contains(part), "{part}: {text}");
+        }
+        let nameless = v1::Driver {
+            name: String::new(),
+            ..driver
+        };
+        assert!(!is_of_driver(&conditions[4], &nameless));
+        assert!(!is_of_driver(
+            &condition("/var", "of a directory"),
+            &nameless
+        ));
     }
 
     #[test]

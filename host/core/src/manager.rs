@@ -290,5 +290,6 @@ impl Manager {
             devices.clone().keep_owners(self.checkpoint.clone()),
         );
         tasks.spawn("device-changes", devices.clone().report_changes());
+        tasks.spawn("gone-plugins", devices.clone().report_gone_plugins());
     }
 }

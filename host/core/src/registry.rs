@@ -68,7 +68,7 @@ impl Registry {
         stored: Option<Arc<dyn StoredDrivers>>,
     ) -> Self {
         let own_devices = Arc::new(OwnDevices::new(changes.clone()));
-        let sources = Arc::new(Sources::new(changes));
+        let sources = Arc::new(Sources::new(changes, conditions.clone()));
         let instances = Arc::new(Instances::new(sources.clone(), stored));
         Self {
             own_devices,

@@ -7,6 +7,7 @@ mod cdi_driver;
 mod cdi_files;
 mod commands;
 mod compile;
+mod conditions;
 mod containers;
 mod device_metadata;
 mod device_numbers;

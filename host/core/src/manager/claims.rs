@@ -114,7 +114,10 @@ impl PodSelector {
 }
 
 /// The first few names of a list, and the number of the others: a message is one line.
-fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) -> String {
+pub(in crate::manager) fn name_few<T: ToString>(
+    names: impl ExactSizeIterator<Item = T>,
+    max: usize,
+) -> String {
     let others = names.len().saturating_sub(max);
     let mut named: Vec<_> = names.take(max).map(|name| name.to_string()).collect();
     if others > 0 {

@@ -20,6 +20,7 @@
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod allocate;
+mod gone_plugins;
 mod held;
 mod plugin;
 mod preference;
@@ -136,6 +137,19 @@ pub(in crate::manager) fn outcomes(
         }
     });
     outcomes.collect()
+}
+
+/// Returns whether a plugin's stream ended because its list is not used, for its size or its form.
+pub fn is_of_list(why: &Problem) -> bool {
+    why.code == ProblemCode::DriverAnswerTooLarge || why.code == ProblemCode::DriverAnswerNotValid
+}
+
+/// The condition of a list of which no device is used.
+fn unused_list(resource: &ExtendedResource, why: &Problem) -> Problem {
+    let message = format!(
+        "the list of the device plugin of {resource} is not used, and none of its devices is offered: {why}; it is read again after a pause          that grows to five minutes, or at once when the plugin registers again"
+    );
+    Problem::unavailable(ProblemCode::DeviceListFaulty, message)
 }
 
 impl Devices {
@@ -256,7 +270,8 @@ impl Devices {
         }
     }
 
-    /// A plugin's stream or registration ended. Has no effect if the registration was replaced.
+    /// A plugin's stream or registration ended. Has no effect if the registration was replaced. A list that is not used at all is a condition
+    /// until there is another one.
     pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
         if let Some(adapters) = self.adapting(id.resource()) {
             adapters.left(id.resource(), id.generation(), why);
@@ -264,6 +279,10 @@ impl Devices {
             return;
         }
         tracing::warn!(resource = %id.resource(), code = why.code, problem = %why, "device plugin left");
+        if is_of_list(why) {
+            self.conditions
+                .set(id.resource().as_str(), unused_list(id.resource(), why));
+        }
         self.source_gone.notify_one();
         self.report_resources([id.resource().clone()]);
     }

@@ -1,6 +1,7 @@
 //! The sources of drivers, each a file or a socket, with the state that is shown of it.
 //!
-//! Given each change of a source, it reports the change, and returns views. Knows no driver.
+//! Given each change of a source, it reports the change, sets a condition of the node while the source does not serve, and returns views.
+//! Knows no driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,6 +10,7 @@ use parking_lot::RwLock;
 use crate::driver::DriverIdentity;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
+use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
     ChangedKind, DriverKind, DriverName, HealthReport, Problem, ProblemCode, Transition, limit,
@@ -142,13 +144,15 @@ impl DriverView {
 pub struct Sources {
     views: RwLock<BTreeMap<String, DriverView>>,
     changes: Changes,
+    conditions: Conditions,
 }
 
 impl Sources {
-    pub(super) fn new(changes: Changes) -> Self {
+    pub(super) fn new(changes: Changes, conditions: Conditions) -> Self {
         Self {
             views: RwLock::default(),
             changes,
+            conditions,
         }
     }
 
@@ -160,6 +164,7 @@ impl Sources {
             .or_insert_with(|| DriverView::new(kind, source));
         let before = (view.state, view.reason.clone(), view.trust.clone());
         change(view);
+        self.settle(view);
         let (now, name) = (view.state, view.called().to_owned());
         let changed = before != (now, view.reason.clone(), view.trust.clone());
         drop(views);
@@ -192,7 +197,26 @@ impl Sources {
         source: &str,
         change: impl FnOnce(&mut DriverView) -> T,
     ) -> Option<T> {
-        self.views.write().get_mut(source).map(change)
+        let mut views = self.views.write();
+        let view = views.get_mut(source)?;
+        let outcome = change(view);
+        self.settle(view);
+        Some(outcome)
+    }
+
+    /// Makes the condition of a source as its state. Called with the views locked, so that an outdated one is not shown last.
+    fn settle(&self, view: &DriverView) {
+        // A file that is read again does not end the condition, the outcome does.
+        if view.kind == DriverKind::Wasm && view.state.is_under_way() {
+            return;
+        }
+        // That condition says more of the same source.
+        let is_reported = self
+            .conditions
+            .is_set(ProblemCode::DriverNameTaken, &view.source);
+        let problem = not_serving(view).filter(|_| !is_reported);
+        self.conditions
+            .update(ProblemCode::DriverNotServing, &view.source, problem);
     }
 
     pub(super) fn report(&self, driver: impl ToString, state: DriverState) {
@@ -201,7 +225,9 @@ impl Sources {
     }
 
     pub(super) fn remove(&self, source: &str) -> Option<DriverView> {
-        self.views.write().remove(source)
+        let mut views = self.views.write();
+        self.conditions.clear(ProblemCode::DriverNotServing, source);
+        views.remove(source)
     }
 
     pub(super) fn report_gone(&self, view: &DriverView) {
@@ -273,5 +299,129 @@ impl Sources {
     #[cfg(test)]
     pub(super) fn try_state(&self, source: &str) -> Option<DriverState> {
         self.views.try_read().map(|views| views[source].state)
+    }
+}
+
+/// Returns the problem of a source that does not serve, or whose newest file does not. A quarantine has a condition of its own.
+fn not_serving(view: &DriverView) -> Option<Problem> {
+    let DriverView {
+        name,
+        kind,
+        source,
+        state,
+        reason,
+        ..
+    } = view;
+    let what = match state {
+        DriverState::Failed | DriverState::Blocked | DriverState::Lost => {
+            format!(" is {}", state.as_str())
+        }
+        // An older version serves instead of the file's, and the reason says so. That of a plugin is no fault.
+        DriverState::Serving if *kind == DriverKind::Wasm && !reason.is_empty() => String::new(),
+        _ => return None,
+    };
+    let subject = match name {
+        Some(name) => format!("driver {name} ({source})"),
+        None => source.clone(),
+    };
+    let why = match reason.as_str() {
+        "" => String::new(),
+        reason => format!(": {reason}"),
+    };
+    let message = format!("{subject}{what}{why}");
+    Some(Problem::unavailable(ProblemCode::DriverNotServing, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(state: DriverState, kind: DriverKind, reason: &str) -> DriverView {
+        DriverView {
+            name: Some(DriverName::new("gpu.example.com").unwrap()),
+            state,
+            reason: reason.to_owned(),
+            ..DriverView::new(kind, "gpu.wasm")
+        }
+    }
+
+    #[test]
+    fn sources_that_do_not_serve_are_problems() {
+        use DriverKind::{Grpc, Wasm};
+        let message = |view: &DriverView| not_serving(view).map(|problem| problem.message);
+        for (state, kind, reason, expected) in [
+            (
+                DriverState::Failed,
+                Wasm,
+                "no code",
+                Some("driver gpu.example.com (gpu.wasm) is failed: no code"),
+            ),
+            (
+                DriverState::Blocked,
+                Wasm,
+                "not granted: net",
+                Some("driver gpu.example.com (gpu.wasm) is blocked: not granted: net"),
+            ),
+            (
+                DriverState::Lost,
+                Grpc,
+                "",
+                Some("driver gpu.example.com (gpu.wasm) is lost"),
+            ),
+            (
+                DriverState::Serving,
+                Wasm,
+                "version 1 continues to serve",
+                Some("driver gpu.example.com (gpu.wasm): version 1 continues to serve"),
+            ),
+            (DriverState::Serving, Wasm, "", None),
+            (DriverState::Serving, Grpc, "registered", None),
+            (DriverState::Quarantined, Wasm, "failures", None),
+            (DriverState::Draining, Wasm, "", None),
+        ] {
+            let view = view(state, kind, reason);
+            assert_eq!(message(&view).as_deref(), expected, "{state:?}");
+        }
+        let unknown = DriverView {
+            name: None,
+            ..view(DriverState::Failed, Wasm, "no code")
+        };
+        assert_eq!(
+            message(&unknown).as_deref(),
+            Some("gpu.wasm is failed: no code")
+        );
+    }
+
+    #[test]
+    fn condition_of_source_ends_with_outcome() {
+        let conditions = Conditions::default();
+        let sources = Sources::new(Changes::default(), conditions.clone());
+        let set = |state: DriverState| {
+            sources.update(DriverKind::Wasm, "gpu.wasm", |view| {
+                view.state = state;
+                view.reason = match state {
+                    DriverState::Failed => "no code".to_owned(),
+                    _ => String::new(),
+                };
+            });
+        };
+        let is_set = || conditions.is_set(ProblemCode::DriverNotServing, "gpu.wasm");
+        set(DriverState::Seen);
+        assert!(!is_set());
+        set(DriverState::Failed);
+        assert!(is_set());
+        set(DriverState::Compiled);
+        assert!(is_set(), "it has not served yet");
+        set(DriverState::Serving);
+        assert!(!is_set());
+        set(DriverState::Failed);
+        sources.remove("gpu.wasm");
+        assert!(!is_set());
+
+        // The name's condition is enough.
+        let taken = Problem::conflict(ProblemCode::DriverNameTaken, "of another");
+        conditions.set("gpu.wasm", taken);
+        set(DriverState::Failed);
+        assert!(!is_set());
     }
 }

@@ -278,6 +278,7 @@ impl SwitchTask {
             (self.classes, self.classes_read) = (Some(classes), None);
         }
         let mut problems = BTreeMap::new();
+        let with_devices = resources_with_devices(&self.parts.drivers.borrow());
         for (resource, driver) in &needed {
             let problem = match &self.classes_read {
                 Some(Ok(classes)) => classes::judge(resource, driver, classes),
@@ -288,6 +289,12 @@ impl SwitchTask {
             problems.extend(problem.map(|problem| (resource.to_string(), problem)));
         }
         let is_ready = |resource: &ExtendedResource| !problems.contains_key(resource.as_str());
+        // Without a device there is nothing that a pod could miss.
+        let reported = problems
+            .iter()
+            .filter(|(resource, _)| with_devices.contains(resource.as_str()))
+            .map(|(resource, problem)| (resource.clone(), problem.clone()));
+        let reported = reported.collect();
         switch.inputs.classes = match self.parts.setting {
             MechanismSetting::Dra => Classes::NotNeeded,
             _ if self.classes_read.is_none() => Classes::Unread,
@@ -299,7 +306,7 @@ impl SwitchTask {
                 ProblemCode::DeviceClassConflict,
                 ProblemCode::DeviceClassMissing,
             ] {
-                conditions.replace(code, &problems);
+                conditions.replace(code, &reported);
             }
         }
     }
@@ -382,6 +389,18 @@ fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedReso
         }
     }
     pools
+}
+
+/// Returns the extended resources of which a driver has a device.
+fn resources_with_devices(drivers: &DriverSnapshot) -> BTreeSet<ExtendedResource> {
+    let pools = drivers
+        .serving
+        .values()
+        .flat_map(|published| published.inventory.pools.values());
+    pools
+        .filter(|pool| !pool.devices.is_empty())
+        .filter_map(|pool| pool.extended_resource.clone())
+        .collect()
 }
 
 fn log_changes(before: &Mechanisms, now: &Mechanisms) {

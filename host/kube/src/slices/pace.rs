@@ -7,14 +7,16 @@ use tokio::time::Instant;
 use crate::drivers::SLICE_SETTLE;
 use nodedock_base::backoff::Backoff;
 
-/// Repairs of a pool without such a pause after which another writer is assumed: a kubelet that restarts causes one repair.
+/// Repairs of a pool without a calm between them after which another writer is assumed: a kubelet that restarts causes one repair. So many
+/// are not delayed.
 const SLICE_REPAIRS_TOLERATED: u32 = 5;
 
-/// Backoff between repairs of a pool that another client changed, from the second repair on; doubled up to the second. After the third
-/// without a change, the next repair is immediate again.
-pub(crate) const SLICE_REPAIR_MIN: Duration = Duration::from_secs(1);
+/// Backoff between repairs of a pool that another writer changes, doubled up to the second.
+pub(crate) const SLICE_REPAIR_MIN: Duration = Duration::from_secs(2);
 pub(crate) const SLICE_REPAIR_MAX: Duration = Duration::from_secs(30);
-pub(crate) const SLICE_CALM: Duration = Duration::from_secs(300);
+/// Time without a foreign change after which the other writer has stopped: the next repair is immediate again. Not shorter than the longest
+/// delay, within which no change is noticed.
+pub(crate) const SLICE_CALM: Duration = SLICE_REPAIR_MAX;
 
 /// Backoff of writes of a pool that the API server refused or that failed; doubled up to the second.
 pub(crate) const SLICE_RETRY_MIN: Duration = Duration::from_secs(1);
@@ -53,7 +55,7 @@ impl Pace {
     /// Returns when the pool is to be reconciled.
     pub(super) fn due(&self) -> Option<Instant> {
         let due = self.due.map(|due| due.max(self.not_before));
-        due.into_iter().chain(self.repairs_end()).min()
+        due.or_else(|| self.repairs_end())
     }
 
     /// The observed or the desired state changed. Changes until the pool is due are handled together.
@@ -70,10 +72,10 @@ impl Pace {
         self.changed(now);
     }
 
-    /// The pool is reconciled now. Returns whether the last repair, if there was one, is long ago.
+    /// The pool is reconciled now. Returns whether no other writer changes it: there was no repair, or nothing changed since for long enough.
     pub(super) fn started(&mut self, now: Instant) -> bool {
-        self.due = None;
-        if self.repairs_end().is_some_and(|end| now >= end) {
+        let is_unchanged = self.due.take().is_none();
+        if is_unchanged && self.repairs_end().is_some_and(|end| now >= end) {
             (self.repairs, self.last_repair) = (0, None);
             self.repair_delays.reset();
         }
@@ -112,8 +114,11 @@ impl Pace {
     pub(super) fn repaired(&mut self, now: Instant) -> bool {
         self.repairs = self.repairs.saturating_add(1);
         self.last_repair = Some(now);
-        self.not_before = self.not_before.max(now + self.repair_delays.delay());
-        self.repairs > SLICE_REPAIRS_TOLERATED
+        let is_contested = self.repairs > SLICE_REPAIRS_TOLERATED;
+        if is_contested {
+            self.not_before = self.not_before.max(now + self.repair_delays.delay());
+        }
+        is_contested
     }
 
     /// Returns when the repairs are forgotten.
@@ -167,10 +172,35 @@ mod tests {
         let reported: Vec<_> = (0..7).map(|_| pace.repaired(start)).collect();
         assert_eq!(reported, [false, false, false, false, false, true, true]);
         pace.changed(start);
-        assert_eq!(pace.due(), Some(start + SLICE_REPAIR_MAX));
-        assert!(!pace.started(start));
+        assert_eq!(pace.due(), Some(start + 2 * SLICE_REPAIR_MIN));
+        // A change that waits for its repair is no calm.
+        assert!(!pace.started(start + SLICE_CALM));
         assert_eq!(pace.due(), Some(start + SLICE_CALM));
         assert!(pace.started(start + SLICE_CALM));
         assert!(!pace.repaired(start + SLICE_CALM));
+    }
+
+    #[test]
+    fn few_repairs_are_not_delayed() {
+        let mut now = Instant::now();
+        let mut pace = Pace::default();
+        for _ in 0..SLICE_REPAIRS_TOLERATED {
+            pace.changed(now);
+            assert!(pace.due().is_some_and(|due| due <= now + SLICE_PERIOD));
+            pace.started(now);
+            pace.succeeded(now, true);
+            assert!(!pace.repaired(now));
+            now += SLICE_PERIOD;
+        }
+        for _ in 0..8 {
+            assert!(pace.repaired(now));
+        }
+        // The other writer stops, and changes the pool once more after a while.
+        now += SLICE_CALM;
+        assert_eq!(pace.due(), Some(now));
+        assert!(pace.started(now));
+        now += Duration::from_secs(60);
+        pace.changed(now);
+        assert_eq!(pace.due(), Some(now + SLICE_SETTLE));
     }
 }

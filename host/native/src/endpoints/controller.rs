@@ -14,10 +14,16 @@ use crate::grpc::{DevicePlugin, Following};
 use crate::grpc::{RECONNECT_MAX, RECONNECT_MIN};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::request;
+use nodedock_core::manager::devices::is_of_list;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode, limit};
 
 /// Time without a list after which a device plugin is logged.
 const FIRST_LIST_WAIT: Duration = Duration::from_secs(30);
+
+/// Backoff after a list that is not used, because of its size or its form: a plugin lists the same devices again, and only a new registration
+/// makes the next try immediate.
+const FAULTY_LIST_RETRY_MIN: Duration = Duration::from_secs(1);
+const FAULTY_LIST_RETRY_MAX: Duration = Duration::from_secs(300);
 
 /// Age after which a device plugin's stream does not count as flapping: when it ends, the first reconnect is immediate.
 const DEVICE_STREAM_STEADY: Duration = Duration::from_secs(10);
@@ -36,6 +42,8 @@ pub(super) struct ResourceController<S: PluginSink> {
     /// Number of registrations that succeeded.
     registrations: u64,
     backoff: Backoff,
+    /// Delays after lists that were not used.
+    faulty_lists: Backoff,
     next_try: Instant,
     /// Time since when the socket is missing.
     missing_since: Option<Instant>,
@@ -61,6 +69,7 @@ impl<S: PluginSink> ResourceController<S> {
             serving: None,
             registrations: 0,
             backoff: Backoff::new(RECONNECT_MIN, RECONNECT_MAX),
+            faulty_lists: Backoff::new(FAULTY_LIST_RETRY_MIN, FAULTY_LIST_RETRY_MAX),
             next_try: Instant::now(),
             missing_since: None,
             complained: false,
@@ -187,6 +196,7 @@ impl<S: PluginSink> ResourceController<S> {
             tracing::info!(%resource, socket = %socket.display(), registrations, "device plugin registered");
             self.registered = Some(location);
             self.backoff.reset();
+            self.faulty_lists.reset();
             self.serve(Arc::new(plugin));
         });
         if let Some(done) = done {
@@ -242,9 +252,14 @@ impl<S: PluginSink> ResourceController<S> {
             .is_some_and(|serving| serving.since.elapsed() >= DEVICE_STREAM_STEADY)
         {
             self.backoff.reset();
+            self.faulty_lists.reset();
         }
         self.leave(why);
-        self.next_try = Instant::now() + self.backoff.delay();
+        let backoff = match is_of_list(why) {
+            true => &mut self.faulty_lists,
+            false => &mut self.backoff,
+        };
+        self.next_try = Instant::now() + backoff.delay();
     }
 
     /// Handles a failed attempt. Removes a plugin whose socket has been missing for long, unless it has a registration socket.

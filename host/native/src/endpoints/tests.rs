@@ -455,6 +455,27 @@ async fn failing_stream_backs_off() {
     );
 }
 
+/// A list above the bound is the same list when it is read again.
+#[tokio::test]
+async fn unused_list_is_read_later() {
+    let mut bench = Bench::new();
+    let plugin = bench.plugin(Script::ok(), &[]);
+    let began = Instant::now();
+    bench.register(&plugin).await.unwrap();
+    for round in 1..=2 {
+        while plugin.event().await != Event::ListWatched {}
+        plugin.fail_lists(Status::out_of_range("decoded message length too large"));
+        assert_eq!(bench.arrived_with(&[]).await, round);
+        let why = bench.left(round).await;
+        assert_eq!(why.code, "driver-answer-too-large");
+    }
+    assert!(
+        began.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
 #[tokio::test]
 async fn plugin_without_socket_is_removed() {
     let mut bench = Bench::new();

@@ -21,8 +21,9 @@ use nodedock_model::{AllocatedDevice, Changed, ChangedKind, DriverName, Problem,
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
 
-/// A driver that is replaced is gone for a moment.
-const ABSENT_GRACE: Duration = Duration::from_secs(10);
+/// A driver that is replaced is gone for a moment. Also the interval at which drivers are looked at that may be loaded yet: no change reports
+/// that all files were seen.
+const ABSENT_GRACE: Duration = Duration::from_secs(1);
 
 /// A plugin whose slices others have deleted publishes them again within this time.
 const UNPUBLISHED_GRACE: Duration = Duration::from_secs(10);
@@ -54,6 +55,9 @@ impl Checks {
 
 /// Devices of claims that their drivers do not have, and since when, as far as no condition says so yet.
 type Unpublished = BTreeMap<DriverName, Instant>;
+
+/// Drivers of claims that are not here, with the time at which a condition says so. `None`: one does.
+type Absent = BTreeMap<DriverName, Option<Instant>>;
 
 /// The owner of the conditions about claims whose drivers or devices are gone.
 pub(crate) struct DriverChanges {
@@ -89,12 +93,13 @@ impl DriverChanges {
         let mut changes = self.changes.listen();
         let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut unpublished, mut absent_since) = (Unpublished::new(), BTreeMap::new());
+        let (mut unpublished, mut absent) = (Unpublished::new(), Absent::new());
         loop {
             let recheck = unpublished
                 .values()
                 .min()
                 .map(|since| *since + UNPUBLISHED_GRACE);
+            let absent_due = absent.values().flatten().min().copied();
             let checks = tokio::select! {
                 // What is left behind is found at the next start.
                 () = self.tasks.stopped() => return,
@@ -108,11 +113,16 @@ impl DriverChanges {
                     drivers: unpublished.keys().map(ToString::to_string).collect(),
                     ..Checks::default()
                 },
+                // As above.
+                () = sleep_until(absent_due.unwrap_or_else(Instant::now)), if absent_due.is_some() => {
+                    self.report_absent(&mut absent);
+                    continue;
+                }
                 // The first tick is at once: the start.
                 _ = sweep.tick() => Checks { everything: true, ..Checks::default() },
             };
             if checks.code || checks.everything {
-                self.report_absent(&mut absent_since);
+                self.report_absent(&mut absent);
             }
             self.check_drivers_changed(&checks, &mut unpublished);
         }
@@ -169,43 +179,42 @@ impl DriverChanges {
     }
 
     /// Reports drivers that are not here although claims were prepared by them: those claims cannot be unprepared.
-    fn report_absent(&self, absent_since: &mut BTreeMap<DriverName, Instant>) {
-        let absent = self.absent_drivers();
-        absent_since.retain(|driver, _| absent.contains_key(driver));
-        for (driver, claims) in &absent {
-            let since = *absent_since
+    fn report_absent(&self, absent: &mut Absent) {
+        let now = Instant::now();
+        let without_source = self.without_source();
+        absent.retain(|driver, _| without_source.contains_key(driver));
+        for (driver, claims) in &without_source {
+            let due = absent
                 .entry(driver.clone())
-                .or_insert_with(Instant::now);
-            if since.elapsed() >= ABSENT_GRACE {
-                let claims = name_few(claims.iter(), NAMED_MAX);
-                let message = format!(
-                    "driver {driver} is not here, and claims that it prepared cannot be unprepared without it: {claims}; install it again, or release them"
-                );
-                let problem = Problem::unavailable(ProblemCode::ClaimDriverGone, message);
-                self.conditions.set(driver.as_str(), problem);
+                .or_insert(Some(now + ABSENT_GRACE));
+            if self.registry.is_under_way(driver) {
+                *due = Some(now + ABSENT_GRACE);
+            }
+            if due.is_none_or(|at| at <= now) {
+                *due = None;
+                self.conditions
+                    .set(driver.as_str(), absence(driver, claims));
             }
         }
         self.conditions
             .retain(ProblemCode::ClaimDriverGone, |subject| {
-                absent.contains_key(subject)
+                absent.get(subject).is_some_and(Option::is_none)
             });
     }
 
-    /// Drivers of claims that have no source, with their claims.
-    fn absent_drivers(&self) -> BTreeMap<DriverName, Vec<String>> {
+    /// Drivers of claims that have no source yet or any more, with their claims.
+    fn without_source(&self) -> BTreeMap<DriverName, Vec<String>> {
         let mut drivers = self.records.table().drivers();
-        drivers.retain(|driver| {
-            self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver)
-        });
+        drivers.retain(|driver| self.registry.kind(driver).is_none());
         let table = self.records.table();
-        let absent = drivers.into_iter().filter_map(|driver| {
+        let found = drivers.into_iter().filter_map(|driver| {
             let records = table
                 .claims_of_driver(&driver)
                 .filter(|record| record.drivers.contains_key(&driver));
             let claims: Vec<_> = records.map(|record| record.id.to_string()).collect();
             (!claims.is_empty()).then_some((driver, claims))
         });
-        absent.collect()
+        found.collect()
     }
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
@@ -240,6 +249,15 @@ impl DriverChanges {
         lost.sort_by(|(a, _), (b, _)| (&a.pool, &a.device).cmp(&(&b.pool, &b.device)));
         lost
     }
+}
+
+/// The condition of claims without their driver.
+fn absence(driver: &DriverName, claims: &[String]) -> Problem {
+    let claims = name_few(claims.iter(), NAMED_MAX);
+    let message = format!(
+        "driver {driver} is not here, and claims that it prepared cannot be unprepared without it: {claims}; install it again, or release them"
+    );
+    Problem::unavailable(ProblemCode::ClaimDriverGone, message)
 }
 
 fn describe(driver: &DriverName, lost: &[(AllocatedDevice, String)]) -> String {

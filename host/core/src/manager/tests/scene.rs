@@ -293,6 +293,12 @@ impl Starts {
         self.tasks
             .spawn("device-changes", devices.clone().report_changes());
     }
+
+    /// Starts the task that reports plugins that are gone.
+    pub(crate) fn gone_plugins(&self) {
+        let work = self.manager.devices.clone().report_gone_plugins();
+        self.tasks.spawn("gone-plugins", work);
+    }
 }
 
 /// Names and lifecycle.

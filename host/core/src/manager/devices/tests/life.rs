@@ -3,7 +3,7 @@
 use tokio::time::{advance, pause};
 
 use super::{numbered, plugged};
-use crate::manager::devices::fixtures::{device, driver, ids, resource, sick};
+use crate::manager::devices::fixtures::{device, driver, ids, pod, resource, sick};
 use crate::manager::devices::{PluginId, ResourceSource};
 use crate::manager::tests::scene::{Daemon, FakePlugin, GRACE, Home, app};
 use nodedock_model::{ChangedKind, DriverKind, Problem};
@@ -13,6 +13,57 @@ fn gone(daemon: &Daemon, id: &PluginId) {
         .manager
         .devices
         .plugin_left(id, &Problem::unavailable("eof", "its stream ended"));
+}
+
+/// Only devices in use make the end of a plugin a problem.
+#[tokio::test]
+async fn gone_plugin_of_pods_is_reported() {
+    let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
+    let daemon = home.start_at_once();
+    daemon.starts.devices();
+    daemon.starts.gone_plugins();
+    let first = daemon.plug("gpu", &gpu, &numbered(2));
+    let unused = daemon.plug("nic", &nic, &numbered(2));
+    daemon.allocate("a", &app(&[("gpu", 1)])).await;
+    gone(&daemon, &unused);
+    gone(&daemon, &first);
+    daemon
+        .until_conditions(&[("plugin-gone", "example.com/gpu")])
+        .await;
+    let message = daemon.conditions.list()[0].problem.message.clone();
+    assert!(
+        message.contains("dev0 (pod ") && message.contains("registers again"),
+        "{message}"
+    );
+    let second = daemon.plug("gpu", &gpu, &numbered(2));
+    daemon.until_conditions(&[]).await;
+    gone(&daemon, &second);
+    daemon
+        .until_conditions(&[("plugin-gone", "example.com/gpu")])
+        .await;
+    daemon.unprepare(&pod("a")).await;
+    daemon.until_conditions(&[]).await;
+}
+
+/// The pause before the list is read again is the plugin's, and the condition ends with a list that is used.
+#[tokio::test]
+async fn unused_list_is_a_condition() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start_at_once();
+    let id = daemon.plug("gpu", &gpu, &numbered(2));
+    let large = Problem::internal("driver-answer-too-large", "more than the bound");
+    daemon.manager.devices.plugin_left(&id, &large);
+    assert_eq!(
+        daemon.conditions(),
+        [(
+            "device-list-faulty".to_owned(),
+            "example.com/gpu".to_owned()
+        )]
+    );
+    let message = daemon.conditions.list()[0].problem.message.clone();
+    assert!(message.contains("more than the bound"), "{message}");
+    daemon.plug("gpu", &gpu, &numbered(2));
+    assert_eq!(daemon.conditions(), []);
 }
 
 #[tokio::test]
