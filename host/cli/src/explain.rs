@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use super::adapter::waits;
 use super::client::{Client, connect};
+use super::get::add_objects;
 use super::output::{Format, join, print, print_text};
-use super::{Location, describe, names};
+use super::{Location, describe, local_api, names};
 use nodedock_base::clock::{now_ms, rfc3339};
 use nodedock_kube::extended_resources::class_name;
 use nodedock_model::{DriverName, ExtendedResource};
@@ -32,17 +33,24 @@ pub(super) enum ExplainCommand {
 pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {
     let client = connect(location).await?;
     match command {
-        ExplainCommand::Claim { name, output } => claim(client, &name, output).await,
+        ExplainCommand::Claim { name, output } => claim(location, client, &name, output).await,
         ExplainCommand::Driver { name } => driver(client, &name).await,
         ExplainCommand::Resource { name } => resource(client, &name).await,
     }
 }
 
-async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
-    let answer = client
+async fn claim(location: &Location, mut client: Client, name: &str, format: Format) -> Result<()> {
+    let mut answer = client
         .list_claims(names::claims(name, true))
         .await?
         .into_inner();
+    let mut objects = local_api::claims(location).await?;
+    objects.retain(|object| {
+        let uid = local_api::text(object, "/metadata/uid");
+        let waiting = answer.waiting.iter().filter_map(|of| of.id.as_ref());
+        !waiting.into_iter().any(|id| id.uid == uid)
+    });
+    add_objects(&mut answer.claims, &objects, name);
     let v1::ListClaimsResponse {
         claims,
         refused,
@@ -365,9 +373,24 @@ pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
         .map(describe::object)
         .unwrap_or_default();
     let first = format!("claim {id} is not allocated: {}", waiting.reason);
+    let place = (waiting.place > 0).then(|| {
+        format!(
+            "  place {} of the claims that wait for devices",
+            waiting.place
+        )
+    });
+    let holders = waiting.holders.iter();
+    let holders =
+        holders.map(|holder| format!("  claim {holder} has devices that this one could have"));
+    let never = waiting.never.then(|| {
+        "  it gets no devices when other claims end: change its requests, or wait for other devices".to_owned()
+    });
     let more = waiting.more.then(|| "  and more devices".to_owned());
     [first]
         .into_iter()
+        .chain(place)
+        .chain(holders)
+        .chain(never)
         .chain(waiting.excluded.iter().map(excluded_device))
         .chain(more)
         .collect()
@@ -424,7 +447,7 @@ impl<'a> Claim<'a> {
         let id = self.id.as_ref().map(describe::object).unwrap_or_default();
         let mut lines = vec![format!(
             "claim {id} is {}{}",
-            self.state,
+            describe::claim_state(self.state, self.stale_boot),
             since.unwrap_or_default()
         )];
         if self.stale_boot {
@@ -466,12 +489,9 @@ fn claim_driver_lines(driver: &v1::ClaimDriver) -> Vec<String> {
             .map(|name| format!("    CDI device {name}")),
     );
     lines.extend(describe::problem(&driver.problem, "    "));
-    match driver.attempts {
-        0 => {}
-        1 => lines.push("    1 failed attempt since the daemon started".to_owned()),
-        attempts => lines.push(format!(
-            "    {attempts} failed attempts since the daemon started"
-        )),
+    if driver.attempts > 0 {
+        let attempts = describe::count(driver.attempts, "failed attempt");
+        lines.push(format!("    {attempts} since the daemon started"));
     }
     lines
 }
@@ -490,7 +510,8 @@ fn refused_lines(refused: &v1::RefusedClaim, now_ms: u64) -> Vec<String> {
         driver, attempts, ..
     } = refused;
     let mut lines = vec![format!(
-        "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {attempts} attempts"
+        "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {}",
+        describe::count(*attempts, "attempt")
     )];
     lines.extend(describe::problem(&refused.problem, "  "));
     lines.push("  it was rolled back".to_owned());
