@@ -436,7 +436,8 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
                 .map(|consumer| format!("  reserved for {consumer}")),
         );
         if let Some(waiting) = waiting(location, &whole).await? {
-            lines.extend(explain::waiting_lines(&waiting));
+            let created = text(&row.0, "/metadata/creationTimestamp");
+            lines.extend(explain::waiting_lines(&waiting, created));
         }
         print_text(&join(lines))?;
     }

@@ -1,6 +1,6 @@
 //! `nodedock explain`: the state of a claim or a driver, its problems, what happens next, and its history.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -45,6 +45,11 @@ async fn claim(location: &Location, mut client: Client, name: &str, format: Form
         .await?
         .into_inner();
     let mut objects = local_api::claims(location).await?;
+    let created = objects.iter().map(|object| {
+        ["/metadata/uid", "/metadata/creationTimestamp"]
+            .map(|field| local_api::text(object, field).to_owned())
+    });
+    let created = created.map(|[uid, created]| (uid, created)).collect();
     objects.retain(|object| {
         let uid = local_api::text(object, "/metadata/uid");
         let waiting = answer.waiting.iter().filter_map(|of| of.id.as_ref());
@@ -65,6 +70,7 @@ async fn claim(location: &Location, mut client: Client, name: &str, format: Form
         refused,
         released,
         waiting,
+        created,
     };
     print(format, &explained, || join(explained.lines(now_ms())))
 }
@@ -325,6 +331,9 @@ struct Explained<'a> {
     /// Claims of the local API that are not allocated.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     waiting: &'a [v1::WaitingClaim],
+    /// Times at which claims of the local API were made, by UID.
+    #[serde(skip)]
+    created: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
@@ -356,7 +365,11 @@ impl Explained<'_> {
             .released
             .iter()
             .flat_map(|released| released_lines(released, now_ms));
-        let waiting = self.waiting.iter().flat_map(waiting_lines);
+        let waiting = self.waiting.iter().flat_map(|waiting| {
+            let uid = waiting.id.as_ref().map(|id| id.uid.as_str());
+            let created = uid.and_then(|uid| self.created.get(uid));
+            waiting_lines(waiting, created.map_or("", String::as_str))
+        });
         waiting
             .chain(claims)
             .chain(refused)
@@ -365,8 +378,8 @@ impl Explained<'_> {
     }
 }
 
-/// Why a claim is not allocated, with each device that it cannot have.
-pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
+/// Why a claim is not allocated, with its place, the holders, and each device that it cannot have. `created`: since when it waits; empty: unknown.
+pub(super) fn waiting_lines(waiting: &v1::WaitingClaim, created: &str) -> Vec<String> {
     let id = waiting
         .id
         .as_ref()
@@ -388,6 +401,7 @@ pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
     let more = waiting.more.then(|| "  and more devices".to_owned());
     [first]
         .into_iter()
+        .chain((!created.is_empty()).then(|| format!("  it waits since {created}")))
         .chain(place)
         .chain(holders)
         .chain(never)
@@ -705,6 +719,33 @@ mod tests {
         assert!(
             text.contains("is allocated by this daemon") && !text.contains("because"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn waiting_claim_names_place_and_holders() {
+        let waiting = v1::WaitingClaim {
+            reason: "there are no devices".to_owned(),
+            place: 2,
+            holders: vec!["ml/train".to_owned()],
+            ..v1::WaitingClaim::default()
+        };
+        let lines = waiting_lines(&waiting, "2026-01-01T00:00:00Z");
+        let expected = [
+            "claim  is not allocated: there are no devices",
+            "  it waits since 2026-01-01T00:00:00Z",
+            "  place 2 of the claims that wait for devices",
+            "  claim ml/train has devices that this one could have",
+        ];
+        assert_eq!(lines, expected);
+        let never = v1::WaitingClaim {
+            never: true,
+            ..v1::WaitingClaim::default()
+        };
+        let lines = waiting_lines(&never, "");
+        assert!(
+            lines.len() == 2 && lines[1].contains("when other claims end"),
+            "{lines:?}"
         );
     }
 
