@@ -16,7 +16,7 @@ elif [ ! -e "$run/$job.ended" ]; then
     echo "${SLURM_JOB_RESTART_COUNT:-0}" >"$run/$job.ended"
 fi
 rm -f "$run/$job"
-nodedock unprepare "default/$job"
+nodedock unprepare --ignore-not-found "default/$job"
 nodedock claim delete "$job"
 find "$run" -name '*.ended' -mmin +1440 -delete
 exit 0

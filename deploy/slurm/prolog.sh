@@ -16,7 +16,7 @@ flock 9
 # Claims of jobs that the end of the machine or a stop of the daemon left.
 for claim in $(nodedock claim get | awk '$2 ~ /^slurm-job-/ { print $2 }'); do
     [ -e "$run/$claim.start" ] && continue
-    nodedock unprepare "default/$claim"
+    nodedock unprepare --ignore-not-found "default/$claim"
     nodedock claim delete "$claim"
 done
 ended=$(cat "$run/$job.ended" 2>/dev/null)

@@ -58,3 +58,9 @@ pub use storage::{Change, Loaded, Memory, ObjectKey, Storage, StorageError};
 pub fn immutable_allocation() -> Cause {
     validate::immutable_allocation()
 }
+
+/// Returns the fields of an object that its kind does not have, in the words of a strict decoder: `unknown field "spec.nosuch"`. At most 100; none
+/// for a kind that is not served.
+pub fn unknown_fields(kind: &str, object: &serde_json::Value) -> Vec<String> {
+    openapi::unknown_fields(kind, object)
+}

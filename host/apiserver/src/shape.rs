@@ -46,6 +46,7 @@ impl Shape {
             }
         };
         let mut table = table(
+            &route.api_version(),
             route.resource.kind,
             objects,
             &metadata,
@@ -62,6 +63,7 @@ impl Shape {
             Form::Table(version) => {
                 let metadata = object["metadata"].clone();
                 let mut table = table(
+                    &route.api_version(),
                     route.resource.kind,
                     [],
                     &metadata,

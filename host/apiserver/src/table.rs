@@ -40,9 +40,10 @@ impl IncludeObject {
     }
 }
 
-/// Returns objects of one kind as a `Table` of `meta.k8s.io/v1`. `list_metadata` becomes the table's `metadata`: of a list its own, of a
+/// Returns objects of one version and kind as a `Table` of `meta.k8s.io/v1`. `list_metadata` becomes the table's `metadata`: of a list its own, of a
 /// single object `{"resourceVersion": …}`. Ages are those at `now`. A kind without columns of its own gets its name and age.
 pub(crate) fn table<'a>(
+    api_version: &str,
     kind: &str,
     objects: impl IntoIterator<Item = &'a Value>,
     list_metadata: &Value,
@@ -55,7 +56,7 @@ pub(crate) fn table<'a>(
         .into_iter()
         .map(|object| {
             let mut row =
-                json!({ "cells": cells::of(kind, object, now), "object": included(object, include) });
+                json!({ "cells": cells::of(kind, object, now), "object": included(api_version, kind, object, include) });
             if let Some(condition) = completed(kind, object) {
                 row["conditions"] = json!([condition]);
             }
@@ -68,10 +69,18 @@ pub(crate) fn table<'a>(
     })
 }
 
-fn included(object: &Value, include: IncludeObject) -> Value {
+fn included(api_version: &str, kind: &str, object: &Value, include: IncludeObject) -> Value {
     match include {
         IncludeObject::None => Value::Null,
-        IncludeObject::Object => object.clone(),
+        // Items of a list have neither version nor kind, and kubectl reads each row by them.
+        IncludeObject::Object => {
+            let mut object = object.clone();
+            if let Some(fields) = object.as_object_mut() {
+                fields.insert("apiVersion".to_owned(), api_version.into());
+                fields.insert("kind".to_owned(), kind.into());
+            }
+            object
+        }
         IncludeObject::Metadata => json!({
             "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"],
         }),

@@ -1,5 +1,6 @@
 //! Bodies in YAML.
 
+use nodedock_model::yaml::whole_numbers;
 use serde_json::Value;
 
 use crate::status::{self, Refusal};
@@ -9,10 +10,12 @@ const DEPTH_MAX: usize = 128;
 /// Stack of the parser: it takes some 20 KiB for each level in a debug build.
 const STACK_SIZE: usize = DEPTH_MAX * 128 * 1024;
 
-/// Returns the JSON that one document is. Mostly it is JSON itself, of which more is read as it was written. Aliases, with which a body would
-/// have more content than bytes, are refused.
+/// Returns the JSON that one document is, with whole numbers as Go reads them. Mostly it is JSON itself, of which more is read as it was written.
+/// Aliases, with which a body would have more content than bytes, are refused.
 pub(crate) fn parsed(body: &[u8]) -> Result<Value, Refusal> {
-    serde_json::from_slice(body).or_else(|_| parsed_apart(body))
+    let mut parsed = serde_json::from_slice(body).or_else(|_| parsed_apart(body))?;
+    whole_numbers(&mut parsed);
+    Ok(parsed)
 }
 
 /// Parses a body on a thread whose stack is large enough for the parser.

@@ -93,12 +93,11 @@ fn facet(name: &str) -> Result<String, String> {
 
 /// Checks the name of a driver, and returns the name of its files.
 fn stem(name: &str) -> Result<&str, CommandError> {
-    let hint =
-        "a driver is named by a DNS subdomain that begins with a letter, such as gpu.example.com";
+    let hint = "a driver is named by a lower-case DNS subdomain that begins with a letter, such as gpu.example.com";
     DriverName::new(name).map_err(|error| CommandError::usage(error.to_string(), hint))?;
-    if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+    if !name.starts_with(|c: char| c.is_ascii_alphabetic()) || name.contains(char::is_uppercase) {
         return Err(CommandError::usage(
-            format!("driver name {name:?} does not begin with a letter"),
+            format!("driver name {name:?} does not begin with a letter, or has upper-case ones"),
             hint,
         ));
     }

@@ -1,5 +1,6 @@
 //! `nodedock claim`: claims of the local API.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,8 +13,7 @@ use tokio::time::timeout;
 
 use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
-use super::{CommandError, Location, explain, names};
-use nodedock_core::manifest;
+use super::{CommandError, Location, explain, files, names};
 
 const CLAIM: &str = "ResourceClaim";
 /// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.
@@ -33,7 +33,8 @@ pub(super) enum ClaimCommand {
 
 #[derive(Args)]
 pub(super) struct CreateArgs {
-    /// ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and Namespaces as Kubernetes YAML or JSON; may be given several times
+    /// ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and Namespaces as Kubernetes YAML or JSON: a file, a directory, or - for
+    /// standard input; may be given several times
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
     /// Namespace of what names none [default: default; for users other than root user-UID]
@@ -54,7 +55,7 @@ pub(super) struct CreateArgs {
 pub(super) struct GetArgs {
     /// Only this one
     name: Option<String>,
-    /// Only the claims of this file; may be given several times
+    /// Only the claims of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
     filename: Vec<PathBuf>,
     /// Namespace [default: default; for users other than root user-UID]
@@ -78,7 +79,7 @@ pub(super) struct NameArgs {
     /// NAME or NAMESPACE/NAME
     #[arg(required_unless_present = "filename", conflicts_with = "filename")]
     name: Option<String>,
-    /// The objects of this file; may be given several times
+    /// The objects of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE")]
     filename: Vec<PathBuf>,
     /// Namespace of what names none [default: default; for users other than root user-UID]
@@ -132,23 +133,6 @@ fn of(object: &Value) -> String {
     }
 }
 
-/// Objects of files, and where each of them is.
-fn documents(files: &[PathBuf]) -> Result<Vec<(String, Value)>> {
-    let mut all = Vec::new();
-    for file in files {
-        let file_name = file.display();
-        let documents = manifest::documents(file)
-            .with_context(|| format!("read {file_name}"))?
-            .into_iter();
-        all.extend(
-            documents
-                .enumerate()
-                .map(|(index, document)| (format!("{file_name}, object {}", index + 1), document)),
-        );
-    }
-    Ok(all)
-}
-
 fn kind_of(object: &Value) -> String {
     match text(object, "/kind") {
         CLAIM => "claim".to_owned(),
@@ -158,7 +142,9 @@ fn kind_of(object: &Value) -> String {
 
 async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> Result<()> {
     let mut claims = Vec::new();
-    for (at, document) in documents(&args.filename)? {
+    let objects = files::objects(&args.filename)?;
+    files::check_fields(&objects)?;
+    for (at, document) in objects {
         let (made, applied) = match text(&document, "/kind") {
             kind if UPDATED.contains(&kind) => client.apply(&document, &args.namespace).await,
             _ => client
@@ -242,20 +228,71 @@ struct ClaimRow(Value);
 
 impl ClaimRow {
     fn state(&self) -> &'static str {
-        let Self(claim) = self;
-        let consumers = claim
-            .pointer("/status/reservedFor")
-            .and_then(Value::as_array);
-        match (
-            is_set(claim, "/metadata/deletionTimestamp"),
-            is_set(claim, "/status/allocation"),
-            consumers,
-        ) {
-            (true, ..) => "deleted",
-            (false, false, _) => "pending",
-            (false, true, Some(consumers)) if !consumers.is_empty() => "allocated,reserved",
-            (false, true, _) => "allocated",
+        state(&self.0)
+    }
+}
+
+fn state(claim: &Value) -> &'static str {
+    let consumers = claim
+        .pointer("/status/reservedFor")
+        .and_then(Value::as_array);
+    match (
+        is_set(claim, "/metadata/deletionTimestamp"),
+        is_set(claim, "/status/allocation"),
+        consumers,
+    ) {
+        (true, ..) => "deleted",
+        (false, false, _) => "pending",
+        (false, true, Some(consumers)) if !consumers.is_empty() => "allocated,reserved",
+        (false, true, _) => "allocated",
+    }
+}
+
+/// Returns a claim of the local API in the form of one that the daemon has prepared: with the state, the pods and the devices of its object.
+pub(super) fn as_status(claim: &Value) -> v1::ClaimStatus {
+    let object = |of: &Value, fields: [&str; 3]| {
+        let [namespace, name, uid] = fields.map(|field| text(of, field).to_owned());
+        v1::ObjectRef {
+            namespace,
+            name,
+            uid,
         }
+    };
+    let fields = ["/metadata/namespace", "/metadata/name", "/metadata/uid"];
+    let id = object(claim, fields);
+    let consumers = claim
+        .pointer("/status/reservedFor")
+        .and_then(Value::as_array);
+    let pods = consumers.into_iter().flatten();
+    let pods = pods.filter(|consumer| text(consumer, "/resource") == "pods");
+    let pods = pods.map(|pod| v1::ObjectRef {
+        namespace: id.namespace.clone(),
+        ..object(pod, ["", "/name", "/uid"])
+    });
+    let results = claim
+        .pointer("/status/allocation/devices/results")
+        .and_then(Value::as_array);
+    let mut devices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for result in results.into_iter().flatten() {
+        let [driver, pool, device] = ["/driver", "/pool", "/device"].map(|at| text(result, at));
+        devices
+            .entry(driver)
+            .or_default()
+            .push(format!("{pool}/{device}"));
+    }
+    let drivers = devices
+        .into_iter()
+        .map(|(driver, devices)| v1::ClaimDriver {
+            driver: driver.to_owned(),
+            devices,
+            ..v1::ClaimDriver::default()
+        });
+    v1::ClaimStatus {
+        state: state(claim).to_owned(),
+        pods: pods.collect(),
+        drivers: drivers.collect(),
+        id: Some(id),
+        ..v1::ClaimStatus::default()
     }
 }
 
@@ -341,8 +378,8 @@ fn named(name: Option<&str>, files: &[PathBuf], namespace: &str) -> Result<Vec<(
         let (of, name) = names::split(name);
         return Ok(vec![(or_default(&of, namespace), name)]);
     }
-    let documents = documents(files)?;
-    let claims = documents
+    let objects = files::objects(files)?;
+    let claims = objects
         .iter()
         .map(|(_, document)| document)
         .filter(|of| text(of, "/kind") == CLAIM);
@@ -399,7 +436,8 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
                 .map(|consumer| format!("  reserved for {consumer}")),
         );
         if let Some(waiting) = waiting(location, &whole).await? {
-            lines.extend(explain::waiting_lines(&waiting));
+            let created = text(&row.0, "/metadata/creationTimestamp");
+            lines.extend(explain::waiting_lines(&waiting, created));
         }
         print_text(&join(lines))?;
     }
@@ -450,7 +488,7 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
                 json!({ "apiVersion": "resource.k8s.io/v1", "kind": CLAIM, "metadata": metadata });
             vec![(format!("claim {of}/{name}"), claim)]
         }
-        None => documents(filename)?,
+        None => files::objects(filename)?,
     };
     let (mut is_done, mut claims) = (true, Vec::new());
     // All are deleted before one is waited for: a claim may be in use by a Pod of the same file.
@@ -518,11 +556,49 @@ mod tests {
     }
 
     #[test]
+    fn object_is_shown_like_prepared_claim() {
+        let results = json!([
+            { "driver": "d", "pool": "n/p", "device": "x" },
+            { "driver": "e", "pool": "n/q", "device": "y" },
+            { "driver": "d", "pool": "n/p", "device": "z" },
+        ]);
+        let claim = json!({
+            "metadata": { "namespace": "default", "name": "one", "uid": "u" },
+            "status": {
+                "allocation": { "devices": { "results": results } },
+                "reservedFor": [
+                    { "resource": "pods", "name": "web", "uid": "w" },
+                    { "resource": "podgroups", "name": "g", "uid": "v" },
+                ],
+            },
+        });
+        let status = as_status(&claim);
+        assert_eq!(status.state, "allocated,reserved");
+        assert_eq!(status.id.unwrap().uid, "u");
+        let pods: Vec<_> = status
+            .pods
+            .iter()
+            .map(super::super::describe::name)
+            .collect();
+        assert_eq!(pods, ["default/web"]);
+        let devices: Vec<_> = status
+            .drivers
+            .iter()
+            .map(|of| of.devices.join(","))
+            .collect();
+        assert_eq!(devices, ["n/p/x,n/p/z", "n/q/y"]);
+        assert_eq!(as_status(&json!({})).state, "pending");
+    }
+
+    #[test]
     fn file_claims_get_the_given_namespace() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("all.yaml");
-        let claim = |metadata: &str| format!("kind: ResourceClaim\nmetadata: {metadata}\n---\n");
-        let text = claim("{name: a}") + &claim("{name: b, namespace: own}") + "kind: DeviceClass\n";
+        let group = "apiVersion: resource.k8s.io/v1\n";
+        let claim =
+            |metadata: &str| format!("{group}kind: ResourceClaim\nmetadata: {metadata}\n---\n");
+        let class = format!("{group}kind: DeviceClass\n");
+        let text = claim("{name: a}") + &claim("{name: b, namespace: own}") + &class;
         std::fs::write(&file, text).unwrap();
         let both = [
             ("team".to_owned(), "a".to_owned()),
@@ -533,7 +609,7 @@ mod tests {
             both
         );
         assert_eq!(named(Some("own/b"), &[], "team").unwrap(), both[1..]);
-        std::fs::write(&file, "kind: DeviceClass\n").unwrap();
+        std::fs::write(&file, class).unwrap();
         let error = named(None, &[file], "team").unwrap_err().to_string();
         assert!(
             error.starts_with("there is no ResourceClaim in /"),

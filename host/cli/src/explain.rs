@@ -1,6 +1,6 @@
 //! `nodedock explain`: the state of a claim or a driver, its problems, what happens next, and its history.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use super::adapter::waits;
 use super::client::{Client, connect};
+use super::get::add_objects;
 use super::output::{Format, join, print, print_text};
-use super::{Location, describe, names};
+use super::{Location, describe, local_api, names};
 use nodedock_base::clock::{now_ms, rfc3339};
 use nodedock_kube::extended_resources::class_name;
 use nodedock_model::{DriverName, ExtendedResource};
@@ -32,17 +33,29 @@ pub(super) enum ExplainCommand {
 pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {
     let client = connect(location).await?;
     match command {
-        ExplainCommand::Claim { name, output } => claim(client, &name, output).await,
+        ExplainCommand::Claim { name, output } => claim(location, client, &name, output).await,
         ExplainCommand::Driver { name } => driver(client, &name).await,
         ExplainCommand::Resource { name } => resource(client, &name).await,
     }
 }
 
-async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
-    let answer = client
+async fn claim(location: &Location, mut client: Client, name: &str, format: Format) -> Result<()> {
+    let mut answer = client
         .list_claims(names::claims(name, true))
         .await?
         .into_inner();
+    let mut objects = local_api::claims(location).await?;
+    let created = objects.iter().map(|object| {
+        ["/metadata/uid", "/metadata/creationTimestamp"]
+            .map(|field| local_api::text(object, field).to_owned())
+    });
+    let created = created.map(|[uid, created]| (uid, created)).collect();
+    objects.retain(|object| {
+        let uid = local_api::text(object, "/metadata/uid");
+        let waiting = answer.waiting.iter().filter_map(|of| of.id.as_ref());
+        !waiting.into_iter().any(|id| id.uid == uid)
+    });
+    add_objects(&mut answer.claims, &objects, name);
     let v1::ListClaimsResponse {
         claims,
         refused,
@@ -57,6 +70,7 @@ async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
         refused,
         released,
         waiting,
+        created,
     };
     print(format, &explained, || join(explained.lines(now_ms())))
 }
@@ -358,6 +372,9 @@ struct Explained<'a> {
     /// Claims of the local API that are not allocated.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     waiting: &'a [v1::WaitingClaim],
+    /// Times at which claims of the local API were made, by UID.
+    #[serde(skip)]
+    created: BTreeMap<String, String>,
 }
 
 #[derive(Serialize)]
@@ -389,7 +406,11 @@ impl Explained<'_> {
             .released
             .iter()
             .flat_map(|released| released_lines(released, now_ms));
-        let waiting = self.waiting.iter().flat_map(waiting_lines);
+        let waiting = self.waiting.iter().flat_map(|waiting| {
+            let uid = waiting.id.as_ref().map(|id| id.uid.as_str());
+            let created = uid.and_then(|uid| self.created.get(uid));
+            waiting_lines(waiting, created.map_or("", String::as_str))
+        });
         waiting
             .chain(claims)
             .chain(refused)
@@ -398,17 +419,33 @@ impl Explained<'_> {
     }
 }
 
-/// Why a claim is not allocated, with each device that it cannot have.
-pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
+/// Why a claim is not allocated, with its place, the holders, and each device that it cannot have. `created`: since when it waits; empty: unknown.
+pub(super) fn waiting_lines(waiting: &v1::WaitingClaim, created: &str) -> Vec<String> {
     let id = waiting
         .id
         .as_ref()
         .map(describe::object)
         .unwrap_or_default();
     let first = format!("claim {id} is not allocated: {}", waiting.reason);
+    let place = (waiting.place > 0).then(|| {
+        format!(
+            "  place {} of the claims that wait for devices",
+            waiting.place
+        )
+    });
+    let holders = waiting.holders.iter();
+    let holders =
+        holders.map(|holder| format!("  claim {holder} has devices that this one could have"));
+    let never = waiting.never.then(|| {
+        "  it gets no devices when other claims end: change its requests, or wait for other devices".to_owned()
+    });
     let more = waiting.more.then(|| "  and more devices".to_owned());
     [first]
         .into_iter()
+        .chain((!created.is_empty()).then(|| format!("  it waits since {created}")))
+        .chain(place)
+        .chain(holders)
+        .chain(never)
         .chain(waiting.excluded.iter().map(excluded_device))
         .chain(more)
         .collect()
@@ -465,7 +502,7 @@ impl<'a> Claim<'a> {
         let id = self.id.as_ref().map(describe::object).unwrap_or_default();
         let mut lines = vec![format!(
             "claim {id} is {}{}",
-            self.state,
+            describe::claim_state(self.state, self.stale_boot),
             since.unwrap_or_default()
         )];
         if self.stale_boot {
@@ -507,12 +544,9 @@ fn claim_driver_lines(driver: &v1::ClaimDriver) -> Vec<String> {
             .map(|name| format!("    CDI device {name}")),
     );
     lines.extend(describe::problem(&driver.problem, "    "));
-    match driver.attempts {
-        0 => {}
-        1 => lines.push("    1 failed attempt since the daemon started".to_owned()),
-        attempts => lines.push(format!(
-            "    {attempts} failed attempts since the daemon started"
-        )),
+    if driver.attempts > 0 {
+        let attempts = describe::count(driver.attempts, "failed attempt");
+        lines.push(format!("    {attempts} since the daemon started"));
     }
     lines
 }
@@ -531,7 +565,8 @@ fn refused_lines(refused: &v1::RefusedClaim, now_ms: u64) -> Vec<String> {
         driver, attempts, ..
     } = refused;
     let mut lines = vec![format!(
-        "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {attempts} attempts"
+        "claim {claim} was refused by driver {driver} on {at} ({passed} ago), after {}",
+        describe::count(*attempts, "attempt")
     )];
     lines.extend(describe::problem(&refused.problem, "  "));
     lines.push("  it was rolled back".to_owned());
@@ -770,6 +805,33 @@ mod tests {
             &condition("/var", "of a directory"),
             &nameless
         ));
+    }
+
+    #[test]
+    fn waiting_claim_names_place_and_holders() {
+        let waiting = v1::WaitingClaim {
+            reason: "there are no devices".to_owned(),
+            place: 2,
+            holders: vec!["ml/train".to_owned()],
+            ..v1::WaitingClaim::default()
+        };
+        let lines = waiting_lines(&waiting, "2026-01-01T00:00:00Z");
+        let expected = [
+            "claim  is not allocated: there are no devices",
+            "  it waits since 2026-01-01T00:00:00Z",
+            "  place 2 of the claims that wait for devices",
+            "  claim ml/train has devices that this one could have",
+        ];
+        assert_eq!(lines, expected);
+        let never = v1::WaitingClaim {
+            never: true,
+            ..v1::WaitingClaim::default()
+        };
+        let lines = waiting_lines(&never, "");
+        assert!(
+            lines.len() == 2 && lines[1].contains("when other claims end"),
+            "{lines:?}"
+        );
     }
 
     #[test]

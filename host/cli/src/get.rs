@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::local_api::text;
-use super::output::{Format, Row, print, print_error, print_text, table};
-use super::{CommandError, Location, local_api, names};
+use super::output::{Format, Row, join, print, print_error, print_text, table};
+use super::{CommandError, Location, claim, describe, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
 use nodedock_model::{DriverName, ExtendedResource, limit};
@@ -140,7 +140,7 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
         true => Some(client.watch(v1::WatchRequest {}).await?.into_inner()),
         false => None,
     };
-    let mut found = show(&mut client, &args).await?;
+    let mut found = show(location, &mut client, &args).await?;
     if !matches!(args.what, What::Node) {
         warn_of_problems(&mut client).await;
     }
@@ -148,7 +148,7 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
         && events.message().await?.is_some()
     {
         print_text("")?;
-        found = show(&mut client, &args).await?;
+        found = show(location, &mut client, &args).await?;
     }
     match args.name {
         Some(name) if !found => Err(names::unknown(&args.what.singular(), &name)),
@@ -157,7 +157,7 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
 }
 
 /// Prints, and returns whether there was anything.
-async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
+async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Result<bool> {
     let (format, name) = (args.output, args.name.clone().unwrap_or_default());
     match args.what {
         What::Drivers => {
@@ -184,14 +184,20 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
                 .devices
                 .into_iter()
                 .filter(|device| is_device(device, &name, &node));
-            list(format, &devices.collect::<Vec<_>>(), "no devices")
+            let devices: Vec<_> = devices.collect();
+            if devices.is_empty() && !name.is_empty() {
+                return show_no_devices(client, format, &name).await;
+            }
+            list(format, &devices, "no devices")
         }
         What::Claims => {
-            let claims = client
+            let mut claims = client
                 .list_claims(names::claims(&name, false))
                 .await?
                 .into_inner()
                 .claims;
+            let objects = local_api::claims(location).await?;
+            add_objects(&mut claims, &objects, &name);
             let summaries: Vec<_> = claims.iter().map(summary).collect();
             print(format, &summaries, || table(format, &claims, "no claims"))?;
             Ok(!claims.is_empty())
@@ -275,6 +281,49 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             .map(|()| true)
         }
     }
+}
+
+/// Adds the claims of the local API that are not prepared, as far as they have the name or the UID; an empty name is every claim.
+pub(super) fn add_objects(claims: &mut Vec<v1::ClaimStatus>, objects: &[Value], wanted: &str) {
+    let (namespace, name) = names::split(wanted);
+    let is_wanted = |id: &v1::ObjectRef| {
+        (namespace.is_empty() || id.namespace == namespace)
+            && (name.is_empty() || id.name == name || id.uid == name)
+    };
+    for status in objects.iter().map(claim::as_status) {
+        let is_new = status.id.as_ref().is_some_and(|id| {
+            let uids = claims.iter().filter_map(|known| known.id.as_ref());
+            is_wanted(id) && !uids.into_iter().any(|known| known.uid == id.uid)
+        });
+        if is_new {
+            claims.push(status);
+        }
+    }
+}
+
+/// Prints that a driver has no devices, and returns whether there is a driver of this name.
+async fn show_no_devices(client: &mut Client, format: Format, name: &str) -> Result<bool> {
+    let request = v1::ListDriversRequest {
+        name: name.to_owned(),
+    };
+    let drivers = client.list_drivers(request).await?.into_inner().drivers;
+    let none: [v1::Device; 0] = [];
+    let states = drivers.into_iter().map(with_reason).map(|driver| {
+        let reason = match driver.reason.as_str() {
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        format!(
+            "driver {name} has no devices; it is {}{reason}",
+            driver.state
+        )
+    });
+    let states: Vec<_> = states.collect();
+    if states.is_empty() {
+        return list(format, &none, "no devices");
+    }
+    print(format, &none, || join(states))?;
+    Ok(true)
 }
 
 /// A slice, as a row.
@@ -390,7 +439,7 @@ fn summary(claim: &v1::ClaimStatus) -> ClaimSummary<'_> {
         .map(|problem| problem.message.as_str());
     ClaimSummary {
         id,
-        state,
+        state: describe::claim_state(state, claim.stale_boot),
         pods,
         kubelet,
         drivers,
@@ -473,14 +522,13 @@ async fn warn_of_problems(client: &mut Client) {
     let Ok(node) = client.get_node(v1::GetNodeRequest {}).await else {
         return;
     };
-    let problems = match node.into_inner().conditions.len() {
-        0 => return,
-        1 => "1 problem".to_owned(),
-        count => format!("{count} problems"),
-    };
-    print_error(&format!(
-        "warning: the node has {problems}: see nodedock get node"
-    ));
+    let conditions = node.into_inner().conditions.len();
+    if conditions > 0 {
+        let problems = describe::count(conditions as u64, "problem");
+        print_error(&format!(
+            "warning: the node has {problems}: see nodedock get node"
+        ));
+    }
 }
 
 #[cfg(test)]
@@ -532,6 +580,32 @@ mod tests {
                 "of the test"
             ]
         );
+    }
+
+    #[test]
+    fn claims_without_devices_are_listed() {
+        let object = |namespace: &str, name: &str, uid: &str| json!({ "metadata": { "namespace": namespace, "name": name, "uid": uid } });
+        let objects = [
+            object("a", "one", "1"),
+            object("a", "two", "2"),
+            object("b", "two", "3"),
+        ];
+        let listed = |wanted: &str| {
+            let mut prepared = claim::as_status(&objects[0]);
+            prepared.state = "prepared".to_owned();
+            let mut claims = vec![prepared];
+            add_objects(&mut claims, &objects, wanted);
+            let rows = claims
+                .into_iter()
+                .map(|claim| (claim.id.unwrap().uid, claim.state));
+            rows.collect::<Vec<_>>()
+        };
+        let of = |uid: &str, state: &str| (uid.to_owned(), state.to_owned());
+        let first = of("1", "prepared");
+        let all = [first.clone(), of("2", "pending"), of("3", "pending")];
+        assert_eq!(listed(""), all);
+        assert_eq!(listed("b/two"), [first.clone(), of("3", "pending")]);
+        assert_eq!(listed("2"), [first, of("2", "pending")]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod claim;
 mod container;
 mod driver;
 mod explain;
+mod files;
 mod get;
 mod local_api;
 mod names;
@@ -22,7 +23,7 @@ mod virtual_nodes;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use nodedock_author::{ConformArgs, ReplayArgs};
@@ -150,13 +151,10 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Simulate(args) => simulate::run(args),
         Command::Preflight(args) => block_on(preflight::run(location, args)),
         Command::Completion { shell } => {
-            clap_complete::generate(
-                shell,
-                &mut Cli::command(),
-                "nodedock",
-                &mut std::io::stdout(),
-            );
-            Ok(())
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut script);
+            let script = String::from_utf8(script).context("write the script")?;
+            output::print_text(script.trim_end())
         }
         Command::InternalCompile(args) => args.compile(),
     }

@@ -1,5 +1,6 @@
 //! The commands' way to the local API: `nodedock claim`, `nodedock get slices`, `nodedock kubeconfig`.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -14,12 +15,14 @@ use nodedock_base::file;
 use nodedock_base::paths::Paths;
 use nodedockd::app::KeptIdentity;
 
+/// The socket of the local API, beside the daemon's own.
+const SOCKET: &str = "api.sock";
 /// Maximum size of a file that may be replaced: one of this command has some 2 kB.
 const KUBECONFIG_BYTES_MAX: u64 = 64 << 10;
 
 /// Connects to the socket of the local API, beside the daemon's own.
 pub(super) async fn connect(location: &Location) -> Result<LocalClient> {
-    let socket = location.socket().with_file_name("api.sock");
+    let socket = location.socket().with_file_name(SOCKET);
     LocalClient::connect(&socket).await.map_err(|source| {
         CommandError::NoLocalApi {
             socket,
@@ -27,6 +30,28 @@ pub(super) async fn connect(location: &Location) -> Result<LocalClient> {
         }
         .into()
     })
+}
+
+/// Returns the claims of the local API that this user may list; none if the daemon has no local API.
+pub(super) async fn claims(location: &Location) -> Result<Vec<Value>> {
+    let socket = location.socket().with_file_name(SOCKET);
+    let client = match LocalClient::connect(&socket).await {
+        Ok(client) => client,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::ConnectionRefused
+            ) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => {
+            let source = error.into();
+            return Err(CommandError::NoLocalApi { socket, source }.into());
+        }
+    };
+    let own = location.user().map(user_namespace);
+    Ok(client.claims(own.as_deref()).await?)
 }
 
 /// Returns the namespace of claims whose namespace is not given.

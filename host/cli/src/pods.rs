@@ -4,17 +4,19 @@ mod answer;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use nodedock_proto::node::v1;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
-use super::{CommandError, Location, local_api, names};
+use super::{CommandError, Location, describe, files, local_api, names};
 use nodedock_command::parameters;
-use nodedock_core::manifest::{self, Objects};
+use nodedock_core::manifest::{self, Objects, Written};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
     DeviceName, DriverName, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
@@ -28,9 +30,13 @@ use answer::{PodOutput, finish};
 const CONTAINER: &str = "main";
 const POD_CLAIM: &str = "devices";
 
+/// Time for the daemon to make a new pod's claims from their templates.
+const TEMPLATES_TIMEOUT: Duration = Duration::from_secs(10);
+
 #[derive(Args)]
 pub(super) struct PrepareArgs {
-    /// Pods and ResourceClaims as Kubernetes YAML or JSON; may be given several times
+    /// Pods and ResourceClaims as Kubernetes YAML or JSON: a file, a directory, or - for standard input; may be given several times. A pod without
+    /// a UID gets one that is made from its name
     #[arg(
         short,
         long,
@@ -39,10 +45,10 @@ pub(super) struct PrepareArgs {
         conflicts_with = "pod"
     )]
     filename: Vec<PathBuf>,
-    /// Compose a pod of this name instead
-    #[arg(long, value_name = "NAME", requires = "for_pod")]
+    /// Compose a pod of this name instead, with --device or --claim; without them it is a pod of the local API, with all of its claims
+    #[arg(long, value_name = "NAME")]
     pod: Option<String>,
-    /// Namespace of the composed pod [default: default; for users other than root user-UID]
+    /// Namespace of the pod, and of objects of files that name none [default: default; for users other than root user-UID]
     #[arg(
         long,
         value_name = "NAME",
@@ -131,6 +137,9 @@ pub(super) struct UnprepareArgs {
     /// The pod by its UID
     #[arg(long)]
     uid: Option<String>,
+    /// Succeed if the pod has no claims and no extended resources here
+    #[arg(long)]
+    ignore_not_found: bool,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -143,10 +152,14 @@ pub(super) async fn prepare(location: &Location, mut args: PrepareArgs) -> Resul
     let Objects {
         mut claims,
         mut pods,
+        ..
     } = match &args.pod {
         Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
+        Some(pod) if args.device.is_empty() => {
+            from_local_api(location, &args.namespace, pod).await?
+        }
         Some(pod) => compose(&args.namespace, pod, &composed, "")?,
-        None => read(&args.filename)?,
+        None => read(&args.filename, &args.namespace)?,
     };
     let mut client = connect(location).await?;
     if let Some(pod) = args.pod.as_ref().filter(|_| !args.device.is_empty()) {
@@ -155,7 +168,7 @@ pub(super) async fn prepare(location: &Location, mut args: PrepareArgs) -> Resul
             .await?
             .into_inner()
             .name;
-        Objects { claims, pods } = compose(&args.namespace, pod, &composed, &node)?;
+        Objects { claims, pods, .. } = compose(&args.namespace, pod, &composed, &node)?;
     }
     if args.device.len() > 1 {
         let adapters = client
@@ -203,9 +216,20 @@ pub(super) async fn unprepare(location: &Location, args: UnprepareArgs) -> Resul
     };
     let mut client = connect(location).await?;
     let answer = client
-        .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+        .unprepare_pod(v1::UnpreparePodRequest {
+            pod: Some(pod.clone()),
+        })
         .await?
         .into_inner();
+    if answer.claims.is_empty() && answer.resources.is_empty() && !args.ignore_not_found {
+        let name = match pod.uid.as_str() {
+            "" => describe::name(&pod),
+            uid => uid.to_owned(),
+        };
+        bail!(
+            "no pod {name:?} has claims or extended resources here; `nodedock get pods` lists those that have, and --ignore-not-found makes this no error"
+        );
+    }
     finish(&[PodOutput::unprepared(answer)], args.output)
 }
 
@@ -239,18 +263,52 @@ async fn start_containers(
     Ok(failed)
 }
 
-fn read(files: &[PathBuf]) -> Result<Objects> {
+/// Reads the objects of files. `namespace` is that of objects that name none.
+fn read(given: &[PathBuf], namespace: &str) -> Result<Objects> {
+    let written = Written {
+        unknown_fields: nodedock_apiserver::unknown_fields,
+        namespace,
+        pod_uid,
+    };
     let mut objects = Objects::default();
-    for file in files {
-        let found = manifest::read(file).with_context(|| format!("read {}", file.display()))?;
+    for files::File { name, text } in files::read(given)? {
+        let found = manifest::parse_written(&text, &name, &written)
+            .with_context(|| format!("read {name}"))?;
         objects.claims.extend(found.claims);
         objects.pods.extend(found.pods);
+        for object in found.skipped {
+            files::skipped(&format!("{name}, {object}"));
+        }
     }
     if objects.pods.is_empty() {
         let hint = "claims are prepared for a pod: add one, or compose one with --pod and --device";
         return Err(CommandError::usage("there is no Pod in the files", hint).into());
     }
     Ok(objects)
+}
+
+/// Reads a pod of the local API, which has its claims, after those of templates are made.
+async fn from_local_api(location: &Location, namespace: &str, name: &str) -> Result<Objects> {
+    let client = local_api::connect(location).await?;
+    let pod = timeout(TEMPLATES_TIMEOUT, client.pod_with_claims(namespace, name)).await;
+    let pod = pod.with_context(|| {
+        format!("claims of pod {namespace}/{name} are not made from their templates: are the templates there?")
+    })??;
+    let Some(pod) = pod else {
+        bail!(
+            "there is no pod {namespace}/{name} in the local API: make it with `nodedock claim create -f`, or compose one with --device or --claim"
+        );
+    };
+    let pods = vec![manifest::pod_of(pod)?];
+    Ok(Objects {
+        pods,
+        ..Objects::default()
+    })
+}
+
+/// Returns the UID of a pod of which only the name is known: the same for each command.
+fn pod_uid(namespace: &str, name: &str) -> Uid {
+    uid(&format!("pod/{namespace}/{name}"))
 }
 
 /// Composes a pod with one claim for the devices. Names and UIDs are derived from the arguments, so that repeating the command repeats the
@@ -277,7 +335,7 @@ fn compose(
         .iter()
         .map(|d| format!("{}/{}/{}", d.driver, pool_of(d, node), d.device))
         .collect();
-    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let pod_uid = pod_uid(namespace, pod);
     let of_claim = format!("claim/{namespace}/{pod}/{}", names.join(","));
     let claim_uid = uid(&(of_claim + &composed.suffix()));
     let short: String = claim_uid.as_str().chars().take(8).collect();
@@ -325,6 +383,7 @@ fn compose(
     Ok(Objects {
         claims: vec![claim],
         pods: vec![request],
+        skipped: Vec::new(),
     })
 }
 
@@ -368,7 +427,7 @@ const NAME_HINT: &str =
 
 /// Composes a pod whose container has claims of the local API. Its UID is derived from its name, as that of a pod with devices.
 fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects, CommandError> {
-    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let pod_uid = pod_uid(namespace, pod);
     let namespace = ObjectName::new(namespace).map_err(bad_name)?;
     let pod = ObjectRef {
         namespace,
@@ -381,8 +440,8 @@ fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects
         .collect::<Result<Vec<_>, _>>()
         .map_err(bad_name)?;
     Ok(Objects {
-        claims: Vec::new(),
         pods: vec![request_for(pod, names)],
+        ..Objects::default()
     })
 }
 

@@ -29,9 +29,8 @@ use super::output::print_error;
 use super::owned_claim::{
     DAEMON_RETRY, DAEMON_WAIT, DeviceWait, NewClaim, OwnedClaim, PreparedDevices, new_name,
 };
-use super::{CommandError, Location, container};
+use super::{CommandError, Location, container, files};
 use nodedock_base::process::Process;
-use nodedock_core::manifest;
 
 /// Tools that take `--device CDI-NAME` behind the command that runs a container.
 const TOOLS: [&str; 3] = ["podman", "docker", "nerdctl"];
@@ -184,11 +183,11 @@ fn new_claim(
 
 /// Returns the claim of a file, which has no other object.
 fn claim_of(path: &Path) -> Result<Value> {
-    let shown = path.display();
-    let mut documents = manifest::documents(path).with_context(|| format!("read {shown}"))?;
-    match (documents.pop(), documents.is_empty()) {
-        (Some(claim), true) if claim["kind"] == "ResourceClaim" => Ok(claim),
-        _ => bail!("{shown} is not one ResourceClaim"),
+    let mut objects = files::objects(&[path.to_owned()])?;
+    files::check_fields(&objects)?;
+    match (objects.pop(), objects.is_empty()) {
+        (Some((_, claim)), true) if claim["kind"] == "ResourceClaim" => Ok(claim),
+        _ => bail!("{} is not one ResourceClaim", path.display()),
     }
 }
 

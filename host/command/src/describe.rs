@@ -20,6 +20,21 @@ pub fn object(object: &v1::ObjectRef) -> String {
     format!("{}/{} (UID {})", object.namespace, object.name, object.uid)
 }
 
+/// The state of a claim; of one that was prepared in an earlier boot, and not again since, another one than `prepared`.
+pub fn claim_state(state: &str, stale_boot: bool) -> &str {
+    match (state, stale_boot) {
+        ("prepared", true) => "prepared-before-reboot",
+        _ => state,
+    }
+}
+
+/// A number of things, of which `noun` is the name of one: `1 attempt`, `2 attempts`.
+pub fn count(count: impl Into<u64>, noun: &str) -> String {
+    let count = count.into();
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{s}")
+}
+
 /// A cell of a table with the names of objects.
 pub fn names(objects: &[v1::ObjectRef]) -> String {
     joined(objects.iter().map(name))
@@ -229,6 +244,19 @@ pub fn elapsed(from_ms: u64, to_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reboot_ends_the_prepared_state() {
+        assert_eq!(claim_state("prepared", false), "prepared");
+        assert_eq!(claim_state("prepared", true), "prepared-before-reboot");
+        assert_eq!(claim_state("unpreparing", true), "unpreparing");
+    }
+
+    #[test]
+    fn one_thing_has_no_plural() {
+        let counts = [0_u32, 1, 2].map(|of| count(of, "attempt"));
+        assert_eq!(counts, ["0 attempts", "1 attempt", "2 attempts"]);
+    }
 
     #[test]
     fn elapsed_times_are_short_and_saturating() {

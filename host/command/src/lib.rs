@@ -8,8 +8,9 @@ pub mod describe;
 pub mod output;
 pub mod parameters;
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -91,12 +92,12 @@ pub enum CommandError {
     Ended { code: u8 },
     #[error("{message}")]
     Usage { message: String, hint: String },
-    #[error("the daemon is not reachable on {}", socket.display())]
+    #[error("{}", unreachable("the daemon", socket, source))]
     Unreachable {
         socket: PathBuf,
         source: anyhow::Error,
     },
-    #[error("the local API is not reachable on {}", socket.display())]
+    #[error("{}", unreachable("the local API", socket, source))]
     NoLocalApi {
         socket: PathBuf,
         source: anyhow::Error,
@@ -122,6 +123,29 @@ impl CommandError {
     }
 }
 
+/// Says why nothing answers on a socket.
+fn unreachable(what: &str, socket: &Path, source: &anyhow::Error) -> String {
+    let shown = socket.display();
+    match io_error(source) {
+        Some(ErrorKind::PermissionDenied) => {
+            format!("this user may not open the socket of {what}, {shown}")
+        }
+        Some(ErrorKind::NotFound) => {
+            format!("{what} is not reachable: there is no socket {shown}")
+        }
+        Some(ErrorKind::ConnectionRefused) => {
+            format!("{what} is not reachable: no program listens on {shown}")
+        }
+        _ => format!("{what} is not reachable on {shown}"),
+    }
+}
+
+/// Returns the kind of the error of the system that is behind an error.
+fn io_error(error: &anyhow::Error) -> Option<ErrorKind> {
+    let errors = error.chain().filter_map(|error| error.downcast_ref());
+    errors.map(std::io::Error::kind).last()
+}
+
 /// Prints the error of a command, and returns the exit code of its program. `failed`: for errors of every kind, but not the code of a program
 /// that was run; `None`: one for each kind.
 pub fn exit_code(outcome: Result<()>, location: &Location, failed: Option<u8>) -> ExitCode {
@@ -140,6 +164,12 @@ fn fail(error: anyhow::Error, location: &Location, failed: Option<u8>) -> u8 {
         Some(CommandError::Refused) => return 1,
         Some(CommandError::Ended { code }) => return *code,
         Some(CommandError::Usage { hint, .. }) => (2, Some(hint.as_str())),
+        Some(
+            CommandError::NoLocalApi { source, .. } | CommandError::Unreachable { source, .. },
+        ) if io_error(source) == Some(ErrorKind::PermissionDenied) => (
+            3,
+            Some("run the command as root, or as a user whom the daemon serves"),
+        ),
         Some(CommandError::NoLocalApi { .. }) => (
             3,
             Some("is `nodedockd run --local-api` running, with the same --root?"),
@@ -196,5 +226,39 @@ async fn stopped() -> std::io::Result<()> {
         interrupted = tokio::signal::ctrl_c() => interrupted,
         _ = terminate.recv() => Ok(()),
         _ = hang_up.recv() => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_permission_is_not_missing_socket() {
+        let error = |kind: ErrorKind| {
+            let source = anyhow::Error::from(std::io::Error::from(kind)).context("connect");
+            let socket = PathBuf::from("/run/a.sock");
+            CommandError::Unreachable { socket, source }.to_string()
+        };
+        for (kind, expected) in [
+            (
+                ErrorKind::PermissionDenied,
+                "this user may not open the socket of the daemon, /run/a.sock",
+            ),
+            (
+                ErrorKind::NotFound,
+                "the daemon is not reachable: there is no socket /run/a.sock",
+            ),
+            (
+                ErrorKind::ConnectionRefused,
+                "the daemon is not reachable: no program listens on /run/a.sock",
+            ),
+            (
+                ErrorKind::TimedOut,
+                "the daemon is not reachable on /run/a.sock",
+            ),
+        ] {
+            assert_eq!(error(kind), expected);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Claims and pods out of ordinary Kubernetes YAML or JSON.
 //!
 //! Reads `resource.k8s.io/v1` ResourceClaims and `v1` Pods, and Lists of them; other kinds are skipped, because people keep
-//! several objects in one file.
+//! several objects in one file. Numbers are those of YAML 1.1, as `kubectl` reads them.
 
 mod limits;
 mod place;
@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use self::place::Place;
 use nodedock_model::check::{self, Findings};
+use nodedock_model::yaml;
 use nodedock_model::{
     AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer,
     ContainerClaim, ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef,
@@ -35,6 +36,55 @@ const EXTENDED_RESOURCES: &str = "extended-resources";
 pub struct Objects {
     pub claims: Vec<Claim>,
     pub pods: Vec<PodRequest>,
+    /// Objects of other kinds, each as `document 2: Service web (v1)`.
+    pub skipped: Vec<String>,
+}
+
+/// How objects are read that a person wrote for one command, as opposed to those that an API server wrote.
+#[derive(Debug, Clone, Copy)]
+pub struct Written<'a> {
+    /// Returns the fields of an object of a kind that the kind does not have.
+    pub unknown_fields: fn(kind: &str, object: &Value) -> Vec<String>,
+    /// Namespace of objects that name none.
+    pub namespace: &'a str,
+    /// Makes the UID of a pod without one, from its namespace and its name.
+    pub pod_uid: fn(namespace: &str, name: &str) -> Uid,
+}
+
+impl Written<'_> {
+    /// Checks the fields of an object, and adds its namespace, and the UID of a pod.
+    fn completed(
+        &self,
+        mut object: Value,
+        kind: &str,
+        document: usize,
+    ) -> Result<Value, ManifestError> {
+        let fields = (self.unknown_fields)(kind, &object);
+        let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+        let name = metadata.as_ref().and_then(|metadata| metadata.get("name"));
+        let name = name.and_then(Value::as_str).unwrap_or_default().to_owned();
+        if !fields.is_empty() {
+            let (kind, fields) = (kind.to_owned(), fields.join(", "));
+            return Err(ManifestError::UnknownFields {
+                document,
+                kind,
+                name,
+                fields,
+            });
+        }
+        if let Some(metadata) = metadata {
+            metadata
+                .entry("namespace")
+                .or_insert_with(|| self.namespace.into());
+            if kind == "Pod"
+                && let Some(namespace) = metadata["namespace"].as_str()
+            {
+                let uid = (self.pod_uid)(namespace, &name);
+                metadata.entry("uid").or_insert_with(|| uid.as_str().into());
+            }
+        }
+        Ok(object)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +106,13 @@ pub enum ManifestError {
         place: Place,
         kind: String,
         source: serde_json::Error,
+    },
+    #[error("document {document}, {kind} {name}: {fields}")]
+    UnknownFields {
+        document: usize,
+        kind: String,
+        name: String,
+        fields: String,
     },
     #[error("document {document}: {what}: {field}")]
     Name {
@@ -116,19 +173,34 @@ pub fn read(path: &Path) -> Result<Objects, ManifestError> {
     parse(&text_of(path)?, &path.display().to_string())
 }
 
-/// Reads the documents of a file as they are.
-pub fn documents(path: &Path) -> Result<Vec<Value>, ManifestError> {
-    let documents = split(&text_of(path)?, &path.display().to_string())?;
-    Ok(documents
-        .into_iter()
-        .filter(|document| !document.is_null())
-        .collect())
+/// Reads the objects of a text as they are, those of lists too. `name` is for errors.
+pub fn documents(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
+    let documents = split(text, name)?;
+    let objects =
+        documents
+            .into_iter()
+            .flat_map(|document| match kind_of(&document).strip_suffix("List") {
+                Some(kind) => items(&document, kind),
+                None => vec![document],
+            });
+    Ok(objects.filter(|object| !object.is_null()).collect())
 }
 
-fn text_of(path: &Path) -> Result<String, ManifestError> {
+/// Returns the text of a file of at most 4 MiB.
+pub fn text_of(path: &Path) -> Result<String, ManifestError> {
+    let file = std::fs::File::open(path).map_err(|source| ManifestError::Io {
+        path: path.to_owned(),
+        source,
+    })?;
+    text_from(file, path)
+}
+
+/// Reads at most 4 MiB. `path` is for errors.
+pub fn text_from(reader: impl Read, path: &Path) -> Result<String, ManifestError> {
     let mut text = String::new();
-    std::fs::File::open(path)
-        .and_then(|file| file.take(MANIFEST_BYTES_MAX + 1).read_to_string(&mut text))
+    reader
+        .take(MANIFEST_BYTES_MAX + 1)
+        .read_to_string(&mut text)
         .map_err(|source| ManifestError::Io {
             path: path.to_owned(),
             source,
@@ -140,16 +212,32 @@ fn text_of(path: &Path) -> Result<String, ManifestError> {
 }
 
 fn split(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
-    serde_saphyr::from_multiple(text)
-        .map_err(|error| ManifestError::Syntax(name.to_owned(), Box::new(error)))
+    yaml::documents(text).map_err(|error| ManifestError::Syntax(name.to_owned(), Box::new(error)))
 }
 
 /// Parses a text with one or several documents. `name` is for errors.
 pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
+    parse_as(text, name, None)
+}
+
+/// Parses a text like [`parse`], more strictly, and with what a person need not write.
+pub fn parse_written(
+    text: &str,
+    name: &str,
+    written: &Written<'_>,
+) -> Result<Objects, ManifestError> {
+    parse_as(text, name, Some(written))
+}
+
+fn parse_as(
+    text: &str,
+    name: &str,
+    written: Option<&Written<'_>>,
+) -> Result<Objects, ManifestError> {
     let documents = split(text, name)?;
     let mut objects = Objects::default();
     for (index, document) in documents.into_iter().enumerate() {
-        take(document, index + 1, &mut objects).map_err(|error| error.in_text(text))?;
+        take(document, index + 1, written, &mut objects).map_err(|error| error.in_text(text))?;
     }
     Ok(objects)
 }
@@ -159,7 +247,17 @@ pub fn claim_of(object: Value) -> Result<Claim, ManifestError> {
     claim(&typed(&object, 1, "ResourceClaim")?, 1)
 }
 
-fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), ManifestError> {
+/// The pod that an object of `v1` is.
+pub fn pod_of(object: Value) -> Result<PodRequest, ManifestError> {
+    pod(&typed(&object, 1, "Pod")?, 1)
+}
+
+fn take(
+    document: Value,
+    index: usize,
+    written: Option<&Written<'_>>,
+    objects: &mut Objects,
+) -> Result<(), ManifestError> {
     if document.is_null() {
         return Ok(());
     }
@@ -169,44 +267,63 @@ fn take(document: Value, index: usize, objects: &mut Objects) -> Result<(), Mani
             what,
         })
     };
-    let text = |key: &str| {
-        document
-            .get(key)
-            .and_then(Value::as_str)
-            .unwrap_or_default()
+    let version = text_at(&document, "/apiVersion").to_owned();
+    let kind = kind_of(&document).to_owned();
+    let completed = |document| match written {
+        Some(written) => written.completed(document, &kind, index),
+        None => Ok(document),
     };
-    match (text("apiVersion"), text("kind")) {
+    match (version.as_str(), kind.as_str()) {
         ("", _) | (_, "") => {
             wrong("apiVersion and kind are wanted, as in every Kubernetes object".to_owned())
         }
         ("resource.k8s.io/v1", "ResourceClaim") => {
+            let object = completed(document)?;
             objects
                 .claims
-                .push(claim(&typed(&document, index, "ResourceClaim")?, index)?);
+                .push(claim(&typed(&object, index, &kind)?, index)?);
             Ok(())
         }
         ("v1", "Pod") => {
+            let object = completed(document)?;
             objects
                 .pods
-                .push(pod(&typed(&document, index, "Pod")?, index)?);
+                .push(pod(&typed(&object, index, &kind)?, index)?);
             Ok(())
         }
         (version, "ResourceClaim") => wrong(format!(
             "ResourceClaim of {version} is not read here; resource.k8s.io/v1 is"
         )),
-        (version, kind) if kind.ends_with("List") => {
-            let items = document
-                .get("items")
-                .and_then(Value::as_array)
-                .cloned()
-                .unwrap_or_default();
+        (_, kind) if kind.ends_with("List") => {
+            let items = items(&document, kind.trim_end_matches("List"));
             items.into_iter().enumerate().try_for_each(|(at, item)| {
-                let item = of_list(item, version, kind.trim_end_matches("List"));
-                take(item, index, objects).map_err(|error| error.in_item(at))
+                take(item, index, written, objects).map_err(|error| error.in_item(at))
             })
         }
-        _ => Ok(()),
+        (version, kind) => {
+            let name = text_at(&document, "/metadata/name");
+            let skipped = format!("document {index}: {kind} {name} ({version})");
+            objects.skipped.push(skipped);
+            Ok(())
+        }
     }
+}
+
+fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_default()
+}
+
+fn kind_of(object: &Value) -> &str {
+    text_at(object, "/kind")
+}
+
+/// The items of a list of this kind; of any kinds, if it is empty.
+fn items(list: &Value, kind: &str) -> Vec<Value> {
+    let items = list.get("items").and_then(Value::as_array);
+    let version = text_at(list, "/apiVersion");
+    let items = items.into_iter().flatten().cloned();
+    items.map(|item| of_list(item, version, kind)).collect()
 }
 
 /// Adds the version and kind of a typed list to an item, which does not have them.

@@ -244,6 +244,55 @@ fn file_may_contain_several_documents() {
     assert_eq!(objects.claims[0].allocation, None);
 }
 
+const WRITTEN: Written<'static> = Written {
+    unknown_fields: |_, object| {
+        let specification = object.get("specification");
+        specification
+            .iter()
+            .map(|_| "unknown field \"specification\"".to_owned())
+            .collect()
+    },
+    namespace: "team",
+    pod_uid: |namespace, name| Uid::new(format!("{namespace}-{name}")).unwrap(),
+};
+
+#[test]
+fn written_pod_gets_namespace_and_uid() {
+    let of = |text: &str| {
+        let mut objects = parse_written(text, "all.yaml", &WRITTEN).unwrap();
+        objects.pods.remove(0).pod
+    };
+    let made = of(&POD.replace(", uid: p-1", ""));
+    assert_eq!(
+        (made.namespace.as_str(), made.uid.as_str()),
+        ("team", "team-one")
+    );
+    let given = of(&POD.replace("uid: p-1", "uid: p-1, namespace: own"));
+    assert_eq!(
+        (given.namespace.as_str(), given.uid.as_str()),
+        ("own", "p-1")
+    );
+}
+
+#[test]
+fn unknown_field_of_written_object_refused() {
+    let text = format!("{CLAIM}---\n{}", POD.replace("spec:", "specification:"));
+    let error = parse_written(&text, "all.yaml", &WRITTEN).unwrap_err();
+    let expected = "document 2, Pod one: unknown field \"specification\"";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn foreign_kinds_are_named() {
+    let list = "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: x}}]\n";
+    let text = format!("{POD}---\n{list}");
+    let objects = parse(&text, "all.yaml").unwrap();
+    assert_eq!(objects.skipped, ["document 2: Service x (v1)"]);
+    let kinds: Vec<_> = documents(&text, "all.yaml").unwrap();
+    let kinds: Vec<_> = kinds.iter().map(kind_of).collect();
+    assert_eq!(kinds, ["Pod", "Service"]);
+}
+
 #[test]
 fn unneeded_template_claim_is_skipped() {
     let text = POD.replace("resourceClaimName: one", "resourceClaimTemplateName: one");

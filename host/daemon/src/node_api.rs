@@ -335,7 +335,7 @@ impl Node for NodeApi {
         let name = &request.get_ref().name;
         let drivers = self.registry.list().into_iter().filter(|view| {
             name.is_empty()
-                || view.source == *name
+                || is_source(&view.source, name)
                 || view.name.as_ref().is_some_and(|n| n.as_str() == name)
         });
         Ok(Response::new(ListDriversResponse {
@@ -714,6 +714,11 @@ fn users<'a>(
         }
     }
     users
+}
+
+/// Returns whether a driver's file or socket has this name: of a file with or without `.wasm`.
+fn is_source(source: &str, name: &str) -> bool {
+    source == name || source.strip_suffix(".wasm") == Some(name)
 }
 
 fn plugin_devices(capacity: &Capacity) -> impl Iterator<Item = v1::Device> {

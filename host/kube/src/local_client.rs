@@ -35,6 +35,26 @@ const KINDS: [(&str, &str, &str, bool); 6] = [
     ("resource.k8s.io", "v1", "ResourceSlice", false),
 ];
 
+/// Returns whether the local API has no objects of this group and kind, in any version.
+pub fn is_foreign(object: &Value) -> bool {
+    let [api_version, kind] = version_and_kind(object);
+    let (group, _) = group_and_version(api_version);
+    !KINDS
+        .iter()
+        .any(|known| (known.0, known.2) == (group, kind))
+}
+
+fn version_and_kind(object: &Value) -> [&str; 2] {
+    ["apiVersion", "kind"].map(|field| object[field].as_str().unwrap_or_default())
+}
+
+fn group_and_version(api_version: &str) -> (&str, &str) {
+    api_version
+        .split_once('/')
+        .filter(|(group, _)| !group.is_empty())
+        .unwrap_or(("", api_version))
+}
+
 /// A client of the local API.
 #[derive(Clone)]
 pub struct LocalClient(kube::Client);
@@ -89,12 +109,8 @@ impl LocalClient {
 
     /// The objects of the kind of `object`, in `namespace` unless it names one.
     fn like(&self, object: &Value, namespace: &str) -> Result<Api<DynamicObject>, ObjectError> {
-        let [api_version, kind] =
-            ["apiVersion", "kind"].map(|field| object[field].as_str().unwrap_or_default());
-        let (group, version) = api_version
-            .split_once('/')
-            .filter(|(group, _)| !group.is_empty())
-            .unwrap_or(("", api_version));
+        let [api_version, kind] = version_and_kind(object);
+        let (group, version) = group_and_version(api_version);
         let known = KINDS
             .iter()
             .find(|known| (known.0, known.1, known.2) == (group, version, kind));
@@ -206,6 +222,24 @@ impl LocalClient {
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
     }
 
+    /// Waits until each claim of a pod that is made from a template has a name, and returns the pod. `None`: it is not there, or was deleted.
+    pub async fn pod_with_claims(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, ApiError> {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.0.clone(), namespace, &resource);
+        let is_complete = |pod: Option<&DynamicObject>| {
+            pod.is_none_or(|pod| has_claims(&pod.data["spec"], &pod.data["status"]))
+        };
+        let found = wait::await_condition(pods, name, is_complete)
+            .await
+            .map_err(|error| ApiError::new(ErrorKind::Unreachable, error.to_string()))?;
+        let value = found.map(serde_json::to_value).transpose();
+        value.map_err(|error| ApiError::new(ErrorKind::NotKubernetes, error.to_string()))
+    }
+
     /// Changes annotations of the claim with this UID, and of this version if one is given, and returns it. `None` removes one.
     pub async fn annotate(
         &self,
@@ -297,6 +331,20 @@ impl LocalClient {
     }
 }
 
+/// Returns whether every claim of a pod that is made from a template is in the pod's status.
+fn has_claims(spec: &Value, status: &Value) -> bool {
+    let claims = spec["resourceClaims"].as_array().into_iter().flatten();
+    let made: Vec<_> = status["resourceClaimStatuses"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|made| &made["name"])
+        .collect();
+    claims
+        .filter(|claim| claim["resourceClaimTemplateName"].is_string())
+        .all(|claim| made.contains(&&claim["name"]))
+}
+
 async fn list(api: &Api<DynamicObject>, resource: &ApiResource) -> Result<Vec<Value>, ApiError> {
     let listed = api.list(&ListParams::default()).await?;
     let objects = listed.items.into_iter().filter_map(|object| {
@@ -306,4 +354,32 @@ async fn list(api: &Api<DynamicObject>, resource: &ApiResource) -> Result<Vec<Va
         Some(object)
     });
     Ok(objects.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn template_claims_are_awaited() {
+        let spec = json!({ "resourceClaims": [
+            { "name": "own", "resourceClaimName": "a" },
+            { "name": "made", "resourceClaimTemplateName": "t" },
+        ] });
+        let status = |name: &str| json!({ "resourceClaimStatuses": [{ "name": name }] });
+        assert!(has_claims(&spec, &status("made")));
+        assert!(!has_claims(&spec, &status("own")));
+        assert!(!has_claims(&spec, &Value::Null));
+        assert!(has_claims(&json!({}), &Value::Null));
+    }
+
+    #[test]
+    fn foreign_kinds_have_other_groups() {
+        let of =
+            |version: &str, kind: &str| is_foreign(&json!({ "apiVersion": version, "kind": kind }));
+        assert!(!of("resource.k8s.io/v1", "ResourceClaim"));
+        assert!(!of("resource.k8s.io/v1beta2", "ResourceClaim"));
+        assert!(!of("v1", "Pod"));
+        assert!(of("apps/v1", "Deployment") && of("v1", "Service") && of("v1", "ResourceClaim"));
+    }
 }

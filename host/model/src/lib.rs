@@ -27,6 +27,7 @@ pub mod rule;
 mod side_file;
 mod source;
 mod values;
+pub mod yaml;
 
 pub use adapter::*;
 pub use api_object::*;

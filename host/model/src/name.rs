@@ -88,7 +88,7 @@ macro_rules! name_type {
 }
 
 name_type!(
-    /// Name of a driver: a DNS subdomain of at most 63 bytes (`resource.k8s.io/v1`).
+    /// Name of a driver: a DNS subdomain of at most 63 bytes, in which letters may be upper-case (`resource.k8s.io/v1`).
     DriverName,
     "driver name",
     is_driver_name,
@@ -154,7 +154,12 @@ pub fn is_dns_subdomain(value: &str) -> bool {
     value.len() <= SUBDOMAIN_BYTES_MAX && value.split('.').all(is_label_of_any_length)
 }
 
+/// Kubernetes accepts upper case, with a warning, and compares the letters as they are.
 fn is_driver_name(value: &str) -> bool {
+    is_domain(&value.to_ascii_lowercase())
+}
+
+fn is_domain(value: &str) -> bool {
     value.len() <= DRIVER_NAME_BYTES_MAX && is_dns_subdomain(value)
 }
 
@@ -214,7 +219,7 @@ fn is_qualified_name(value: &str) -> bool {
     let (domain, id) = value
         .split_once('/')
         .map_or((None, value), |(domain, id)| (Some(domain), id));
-    domain.is_none_or(is_driver_name) && is_c_identifier(id)
+    domain.is_none_or(is_domain) && is_c_identifier(id)
 }
 
 /// A C identifier of at most 32 bytes: the name of an attribute or capacity without its domain.
@@ -261,20 +266,16 @@ mod tests {
 
     #[test]
     fn driver_names_are_short_dns_subdomains() {
-        for good in ["a", "gpu.example.com", "device-nodes.nodedock.dev"] {
+        for good in [
+            "a",
+            "gpu.example.com",
+            "device-nodes.nodedock.dev",
+            "GPU.example.com",
+        ] {
             assert!(DriverName::new(good).is_ok(), "{good}");
         }
         let long = "a".repeat(64);
-        for bad in [
-            "",
-            "GPU.example.com",
-            "a..b",
-            "a/b",
-            "a\nb",
-            "-a",
-            "a-",
-            long.as_str(),
-        ] {
+        for bad in ["", "a..b", "a/b", "a\nb", "-a", "a-", long.as_str()] {
             assert!(DriverName::new(bad).is_err(), "{bad:?}");
         }
     }

@@ -373,9 +373,17 @@ async fn malformed_input_is_refused_with_position() {
         (claim("A", "{deviceClassName: gpu}"), vec!["metadata.name"]),
         (
             "kind: Deployment\napiVersion: apps/v1\n".to_owned(),
-            vec!["apps/v1 Deployment is no kind that can be made here"],
+            vec![
+                "skipped: ",
+                "Deployment  (apps/v1)",
+                "there is no object for this command",
+            ],
         ),
         ("{".to_owned(), vec!["a.yaml"]),
+        (
+            claim("a", "{deviceClassName: gpu, selectrs: []}"),
+            vec!["a.yaml, object 1: unknown field \"spec.devices.requests[0].exactly.selectrs\""],
+        ),
         (
             slice("mock-gpu.nodedock.dev", 1),
             vec!["spec.driver: Forbidden: the slices of this driver are published by the daemon"],

@@ -156,15 +156,19 @@ async fn composed_pod_gets_and_frees_device() {
             json!([])
         );
         assert_eq!(daemon.cdi_files(), []);
-        let again = daemon
-            .cli(&["unprepare", "default/demo", "-o", "json"])
+        daemon
+            .cli(&["unprepare", "default/demo"])
             .await
-            .json();
-        assert_eq!(
-            again["claims"],
-            json!([]),
-            "a pod that holds nothing is success"
-        );
+            .failed_with(1, &["no pod \"default/demo\"", "--ignore-not-found"]);
+        let again = [
+            "unprepare",
+            "default/demo",
+            "--ignore-not-found",
+            "-o",
+            "json",
+        ];
+        let again = daemon.cli(&again).await.json();
+        assert_eq!(again["claims"], json!([]));
     }
 }
 

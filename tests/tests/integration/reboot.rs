@@ -36,6 +36,8 @@ async fn claim_is_stale_after_reboot() {
     let daemon = reboot(daemon, "boot-2").await;
     let claim = daemon.only_claim().await;
     assert!(claim.stale_boot, "{claim:?}");
+    let listed = daemon.cli(&["get", "claims"]).await.done();
+    assert!(listed.contains("prepared-before-reboot"), "{listed}");
     assert_eq!((claim.state.as_str(), prepares(&claim)), ("prepared", 1));
     daemon
         .cli(&["explain", "claim", "default/a"])

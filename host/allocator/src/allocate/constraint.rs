@@ -165,9 +165,15 @@ impl Constraint<'_> {
         numbers.into()
     }
 
-    /// The last device with which a refused one was compared.
-    pub(super) fn last_chosen(&self) -> Option<u32> {
-        self.chosen.last().map(|(device, _)| *device)
+    /// Returns the chosen device beside which a device was refused: of `distinctAttribute` the first with one of its values, else the last.
+    pub(super) fn chosen_in_the_way(&mut self, refused: &Offered) -> Option<u32> {
+        let is_distinct = matches!(self.kind, Kind::Distinct);
+        let values = self.values(refused).filter(|_| is_distinct);
+        let same = values.and_then(|values| {
+            let mut chosen = self.chosen.iter();
+            chosen.find(|(_, chosen)| chosen.iter().any(|value| values.contains(value)))
+        });
+        same.or(self.chosen.last()).map(|(device, _)| *device)
     }
 
     pub(super) fn title(&self) -> String {

@@ -426,7 +426,10 @@ impl<'r, 'a> Search<'r, 'a> {
         let mut refusal = None;
         for (number, constraint) in self.constraints.iter_mut().enumerate() {
             if !constraint.add(slot, device) {
-                refusal = Some(Refusal::Constraint(number, constraint.last_chosen()));
+                refusal = Some(Refusal::Constraint(
+                    number,
+                    constraint.chosen_in_the_way(device),
+                ));
                 break;
             }
             added += 1;

@@ -10,7 +10,14 @@ fn now() -> Timestamp {
 fn cells(kind: &str, mut object: Value) -> Value {
     object["metadata"]["name"] = "n".into();
     object["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
-    let table = table(kind, [&object], &json!({}), IncludeObject::None, now());
+    let table = table(
+        "v1",
+        kind,
+        [&object],
+        &json!({}),
+        IncludeObject::None,
+        now(),
+    );
     let (columns, cells) = (&table["columnDefinitions"], &table["rows"][0]["cells"]);
     assert_eq!(
         columns.as_array().unwrap().len(),
@@ -21,7 +28,7 @@ fn cells(kind: &str, mut object: Value) -> Value {
 }
 
 fn headers(kind: &str, priority: i64) -> Vec<String> {
-    let table = table(kind, [], &json!({}), IncludeObject::None, now());
+    let table = table("v1", kind, [], &json!({}), IncludeObject::None, now());
     let columns = table["columnDefinitions"]
         .as_array()
         .unwrap()
@@ -36,7 +43,16 @@ fn headers(kind: &str, priority: i64) -> Vec<String> {
 fn table_has_list_metadata_and_objects() {
     let claim = json!({ "kind": "ResourceClaim", "metadata": { "name": "c", "creationTimestamp": "2026-01-01T00:00:00Z" }, "spec": {} });
     let metadata = json!({ "resourceVersion": "7" });
-    let of = |include: IncludeObject| table("ResourceClaim", [&claim], &metadata, include, now());
+    let of = |include: IncludeObject| {
+        table(
+            "resource.k8s.io/v1",
+            "ResourceClaim",
+            [&claim],
+            &metadata,
+            include,
+            now(),
+        )
+    };
     let column = |name: &str, format: &str, description: &str| json!({ "name": name, "type": "string", "format": format, "description": description, "priority": 0 });
     assert_eq!(
         of(IncludeObject::Metadata),
@@ -319,7 +335,14 @@ fn pod_status_shows_the_failure_reason() {
 fn ended_pod_is_marked() {
     let mark = |kind: &str, phase: &str| {
         let object = json!({ "status": { "phase": phase } });
-        table(kind, [&object], &json!({}), IncludeObject::None, now())["rows"][0]["conditions"]
+        table(
+            "v1",
+            kind,
+            [&object],
+            &json!({}),
+            IncludeObject::None,
+            now(),
+        )["rows"][0]["conditions"]
             .clone()
     };
     let completed = json!([{ "type": "Completed", "status": "True", "reason": "Succeeded", "message": "The pod has completed successfully." }]);

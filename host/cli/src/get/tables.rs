@@ -41,12 +41,15 @@ impl Row for v1::Device {
         ("DRIVER", |device| device.driver.clone()),
         ("POOL", |device| device.pool.clone()),
         ("NAME", |device| device.name.clone()),
-        ("HEALTH", |device| match device.health_message.as_str() {
-            "" => device.health.clone(),
-            why => format!("{}: {why}", device.health),
+        ("HEALTH", |device| device.health.clone()),
+        ("USED BY", |device| {
+            let users: Vec<_> = device.claims.iter().chain(&device.pods).collect();
+            match users.is_empty() {
+                true => "free".to_owned(),
+                false => joined(users.into_iter().map(describe::name)),
+            }
         }),
-        ("CLAIMS", |device| describe::names(&device.claims)),
-        ("PODS", |device| describe::names(&device.pods)),
+        ("BECAUSE", |device| device.health_message.clone()),
         ("RESOURCE", |device| device.extended_resource.clone()),
         ("NUMA", |device| joined(&device.numa_nodes)),
         ("TAINTS", |device| {
@@ -65,7 +68,8 @@ impl Row for v1::Device {
         ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
         ("READINGS", |device| joined(describe::readings(device))),
     ];
-    const NARROW: usize = 8;
+    // With names of common lengths, 80 columns of a terminal.
+    const NARROW: usize = 5;
 }
 
 impl Row for v1::ClaimStatus {
@@ -74,7 +78,9 @@ impl Row for v1::ClaimStatus {
             of_object(&claim.id, |id| &id.namespace)
         }),
         ("NAME", |claim| of_object(&claim.id, |id| &id.name)),
-        ("STATE", |claim| claim.state.clone()),
+        ("STATE", |claim| {
+            describe::claim_state(&claim.state, claim.stale_boot).to_owned()
+        }),
         ("PODS", |claim| {
             let pods = claim.pods.iter().map(describe::name);
             joined(pods.chain(claim.kubelet.as_ref().map(describe::kubelet_consumers)))
@@ -270,7 +276,33 @@ fn device_counts(resources: &[v1::ResourceOutcome]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::output::{Format, table};
     use super::*;
+
+    #[test]
+    fn devices_fit_a_terminal() {
+        let device = |name: &str, claims: Vec<v1::ObjectRef>| v1::Device {
+            driver: "mock-gpu.nodedock.dev".to_owned(),
+            pool: "node-1/gpus".to_owned(),
+            name: name.to_owned(),
+            health: "unhealthy".to_owned(),
+            health_message: "the memory has too many errors to be used by a program".to_owned(),
+            claims,
+            ..v1::Device::default()
+        };
+        let claim = v1::ObjectRef {
+            namespace: "default".to_owned(),
+            name: "train".to_owned(),
+            uid: "u".to_owned(),
+        };
+        let devices = [device("gpu-0", vec![claim]), device("gpu-1", Vec::new())];
+        let text = table(Format::Table, &devices, "no devices");
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines.iter().all(|line| line.len() <= 80), "{text}");
+        assert!(lines[1].ends_with("default/train"), "{text}");
+        assert!(lines[2].ends_with("free"), "{text}");
+        assert!(table(Format::Wide, &devices, "no devices").contains("too many errors"));
+    }
 
     #[test]
     fn device_used_in_turn_counts_once() {

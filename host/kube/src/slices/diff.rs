@@ -339,7 +339,8 @@ fn newest(slices: &[&Arc<Slice>]) -> Option<i64> {
 
 /// Returns the start of a slice's name: its index, which orders the slices of a pool, then for people the driver and the node.
 fn name_prefix(index: u32, driver: &DriverName, node: &str) -> String {
-    let whole = format!("{index:05x}-{driver}-{node}");
+    // Letters of a driver's name may be upper-case, those of an object's name may not.
+    let whole = format!("{index:05x}-{driver}-{node}").to_ascii_lowercase();
     let cut = &whole[..whole.len().min(SLICE_PREFIX_BYTES_MAX - 1)];
     format!("{}-", cut.trim_end_matches(['-', '.']))
 }

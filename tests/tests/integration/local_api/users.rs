@@ -140,7 +140,7 @@ async fn user_takes_no_pod_of_root() {
     daemon
         .cli_as(ALICE, GROUP, &["unprepare", "--uid", "the-uid"])
         .await
-        .done();
+        .failed_with(1, &["no pod \"the-uid\""]);
     assert_eq!(daemon.claims().await.len(), 1);
 }
 

@@ -74,6 +74,16 @@ fn devices_differ_in_an_attribute() {
     );
 }
 
+/// The device that was chosen last was named, which differs.
+#[test]
+fn refusal_names_the_equal_device() {
+    let excluded = rooted(&ints(&[0, 1, 0])).excluded(&distinct(3));
+    let line = excluded.iter().find(|line| line.starts_with("gpu gpu-2: "));
+    let line = line.expect("a device of the same root is refused");
+    assert!(line.contains("the device has 0, and "), "{line}");
+    assert!(line.ends_with("which was chosen before, has 0"), "{line}");
+}
+
 #[test]
 fn values_of_different_types_are_different() {
     let roots = [json!({"string": "1.0.0"}), json!({"version": "1.0.0"})];

@@ -114,7 +114,7 @@ pub fn manifest(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else {
         return false;
     };
-    let Ok(Objects { claims, pods }) = manifest::parse(text, "input") else {
+    let Ok(Objects { claims, pods, .. }) = manifest::parse(text, "input") else {
         return false;
     };
     let taken = !claims.is_empty() || !pods.is_empty();

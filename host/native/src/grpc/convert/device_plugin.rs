@@ -222,8 +222,13 @@ fn mount(mount: wire::Mount) -> Result<AllocationMount, String> {
     })
 }
 
+/// Permissions that are empty are all, as in CDI: a kubelet passes such a device on.
 fn device_node(node: wire::DeviceSpec) -> Result<AllocationNode, String> {
-    if !is_node_permissions(&node.permissions) {
+    let permissions = match node.permissions.as_str() {
+        "" => "rwm".to_owned(),
+        some => some.to_owned(),
+    };
+    if !is_node_permissions(&permissions) {
         return Err(format!(
             "permissions {} are not one or more of r, w, m, each once",
             shown(&node.permissions)
@@ -232,7 +237,7 @@ fn device_node(node: wire::DeviceSpec) -> Result<AllocationNode, String> {
     Ok(AllocationNode {
         host_path: path("host_path", &node.host_path)?,
         container_path: path("container_path", &node.container_path)?,
-        permissions: node.permissions,
+        permissions,
     })
 }
 

@@ -185,7 +185,9 @@ fn permissions_are_some_of_three_letters() {
     for good in ["r", "rw", "mwr"] {
         answer(|response| response.devices.push(a_node("/dev/x", good))).unwrap();
     }
-    for bad in ["", "x", "rr", "rwmr", "RW", "r w"] {
+    let all = answer(|response| response.devices.push(a_node("/dev/x", ""))).unwrap();
+    assert_eq!(all.device_nodes[0].permissions, "rwm");
+    for bad in ["x", "rr", "rwmr", "RW", "r w"] {
         let why = answer(|response| response.devices.push(a_node("/dev/x", bad))).unwrap_err();
         assert!(
             why.contains(&format!("devices[0]: permissions {bad:?}")),
