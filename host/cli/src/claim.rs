@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
-use super::{CommandError, Location, explain, files, names};
+use super::{CommandError, Location, files, names, waiting};
 
 const CLAIM: &str = "ResourceClaim";
 /// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.
@@ -437,7 +437,7 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
         );
         if let Some(waiting) = waiting(location, &whole).await? {
             let created = text(&row.0, "/metadata/creationTimestamp");
-            lines.extend(explain::waiting_lines(&waiting, created));
+            lines.extend(waiting::lines(&waiting, created));
         }
         print_text(&join(lines))?;
     }
