@@ -173,7 +173,7 @@ async fn wrong_usage_gives_exit_code_2() {
         (&["get", "unicorns"], "unicorns"),
         (&["get", "drivers", "-o", "xml"], "xml"),
         (&["prepare"], "--filename"),
-        (&["prepare", "--pod", "p"], "--device"),
+        (&["prepare", "--device", "d.example/p/d"], "--pod"),
         (
             &["prepare", "--pod", "p", "--device", "gpu-0"],
             "DRIVER/POOL/DEVICE",

@@ -75,11 +75,6 @@ async fn refused_answer_frees_the_devices() {
             "rwx",
         ),
         (
-            with_node("/dev/null", ""),
-            "driver-answer-not-valid",
-            "one or more of r, w, m",
-        ),
-        (
             with_node("dev/null", "rw"),
             "driver-answer-not-valid",
             "absolute path",

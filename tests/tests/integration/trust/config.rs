@@ -43,7 +43,7 @@ async fn stricter_mode_drains_a_serving_driver() {
         failed.reason.starts_with("not trusted: it is not signed"),
         "{failed:?}"
     );
-    daemon.until_conditions(&[]).await;
+    daemon.until_conditions(&["driver-not-serving"]).await;
     assert_eq!(daemon.devices().await, []);
     assert_eq!(
         daemon.prepared(request).await,

@@ -51,10 +51,13 @@ async fn image_needs_signature_and_private_directory() {
             &["others may change it", &format!("chmod go-w {open}")],
         )
         .await;
-    let [condition] = daemon
-        .until_conditions(&["drivers-folder-open"])
-        .await
-        .try_into()
-        .unwrap();
+    let conditions = daemon
+        .until_conditions(&[
+            "driver-not-serving",
+            "driver-not-serving",
+            "drivers-folder-open",
+        ])
+        .await;
+    let condition = conditions.last().unwrap();
     assert_parts(&condition.subject, &[&open.to_string()]);
 }
