@@ -199,7 +199,7 @@ fn an_error_names_the_field() {
         ),
         (
             |m| allocation(m).devices[0].driver = "gpu_".to_owned(),
-            &["devices[].driver", "\"GPU\""],
+            &["devices[].driver", "\"gpu_\""],
         ),
         (
             |m| allocation(m).devices[0].pool = "/".to_owned(),

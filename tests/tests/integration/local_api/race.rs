@@ -34,7 +34,7 @@ mkdir "$locks/$device" || exit 9
 "$nodedock" get claims > "$locks/work-$pod" 2>&1; "$nodedock" get pods >> "$locks/work-$pod" 2>&1
 echo "$device" >> "$locks/given"
 rmdir "$locks/$device"
-until "$nodedock" unprepare "default/$pod" >> "$locks/log" 2>&1; do :; done
+until "$nodedock" unprepare --ignore-not-found "default/$pod" >> "$locks/log" 2>&1; do :; done
 "#;
 
 /// The same of a program that `run-with` gives a device.
