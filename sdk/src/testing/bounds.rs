@@ -451,7 +451,7 @@ mod tests {
     fn other_answers_are_checked() {
         let proper = crate::DriverInfo::new("leds.example.com", "0.1.0");
         assert_eq!(driver_info(&proper), Vec::<String>::new());
-        assert_eq!(driver_info(&crate::DriverInfo::new("Leds", "1")).len(), 2);
+        assert_eq!(driver_info(&crate::DriverInfo::new("leds_", "1")).len(), 2);
         let proper = crate::Problem::invalid("no-such-profile", "a");
         assert_eq!(problem(&proper), Vec::<String>::new());
         assert_eq!(problem(&crate::Problem::invalid("No such", "")).len(), 2);

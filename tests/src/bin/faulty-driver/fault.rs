@@ -26,7 +26,7 @@ faults! {
     OtherType => "wire.registers",
     ListensLate => "wire.endpoint",
     EndpointIsRelative => "wire.endpoint",
-    NameInCapitals => "wire.name",
+    NameWithUnderscore => "wire.name",
     ListsWhatItDoesNotServe => "wire.services",
     RefusesTheNotification => "wire.notified",
     RefusesEmptyCalls => "wire.empty",

@@ -80,8 +80,8 @@ async fn main() -> Result<()> {
     if has(Fault::NeverRegisters) {
         return ended().await;
     }
-    let name = if has(Fault::NameInCapitals) {
-        DRIVER.to_uppercase()
+    let name = if has(Fault::NameWithUnderscore) {
+        DRIVER.replace('.', "_")
     } else {
         DRIVER.to_owned()
     };
