@@ -360,3 +360,24 @@ fn interruption(claim: &v1::ClaimOutcome) -> Option<&str> {
     let problem = claim.problem.as_ref()?;
     (problem.code == ProblemCode::Interrupted.as_str()).then_some(&problem.message)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stopping_daemon_is_no_refusal() {
+        let outcome = |code: Option<ProblemCode>| v1::ClaimOutcome {
+            problem: code.map(|code| v1::Problem {
+                code: code.to_string(),
+                message: "why".to_owned(),
+                ..v1::Problem::default()
+            }),
+            ..v1::ClaimOutcome::default()
+        };
+        let interrupted = outcome(Some(ProblemCode::Interrupted));
+        assert_eq!(interruption(&interrupted), Some("why"));
+        assert_eq!(interruption(&outcome(Some(ProblemCode::DeviceHeld))), None);
+        assert_eq!(interruption(&outcome(None)), None);
+    }
+}
