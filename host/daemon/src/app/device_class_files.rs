@@ -1,7 +1,7 @@
 //! DeviceClasses of the local API from files in a directory beside the drivers: applied when the daemon starts, and when a file changes, so that a machine that
 //! loses its checkpoint keeps them. A file that is removed leaves its classes, which claims may name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -70,13 +70,11 @@ impl ClassFiles {
     async fn apply(&mut self, files: Files) {
         let subject = |path: &Path| path.display().to_string();
         let code = ProblemCode::DeviceClassFileInvalid;
-        self.conditions.clear(code, &subject(&self.directory));
-        for path in self
-            .applied
-            .keys()
-            .filter(|path| !files.contains_key(*path))
-        {
-            self.conditions.clear(code, &subject(path));
+        let here: BTreeSet<_> = files.keys().map(|path| subject(path)).collect();
+        for condition in self.conditions.list() {
+            if condition.problem.code == code && !here.contains(&condition.subject) {
+                self.conditions.clear(code, &condition.subject);
+            }
         }
         self.applied.retain(|path, _| files.contains_key(path));
         for (path, read) in files {
@@ -94,6 +92,8 @@ impl ClassFiles {
                 }
                 Err(why) => {
                     self.conditions.set(&subject(&path), invalid(why));
+                    // A file that was refused by the API is tried again.
+                    self.applied.remove(&path);
                     if read.is_err() {
                         self.applied.insert(path, read);
                     }
