@@ -199,7 +199,7 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<NameRecord>(&text).unwrap(), record);
         assert!(serde_json::from_str::<NameRecord>(&text.replace("file", "socket")).is_err());
-        let no_name = text.replacen(r#""name":"gpu.example.com""#, r#""name":"GPU""#, 1);
+        let no_name = text.replacen(r#""name":"gpu.example.com""#, r#""name":"gpu_""#, 1);
         assert!(
             serde_json::from_str::<NameRecord>(&no_name).is_err(),
             "what is no name is no record"

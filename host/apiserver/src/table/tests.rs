@@ -69,7 +69,9 @@ fn table_has_list_metadata_and_objects() {
             }],
         })
     );
-    assert_eq!(of(IncludeObject::Object)["rows"][0]["object"], claim);
+    let mut whole = claim.clone();
+    whole["apiVersion"] = "resource.k8s.io/v1".into();
+    assert_eq!(of(IncludeObject::Object)["rows"][0]["object"], whole);
     assert_eq!(of(IncludeObject::None)["rows"][0]["object"], Value::Null);
 }
 

@@ -198,7 +198,7 @@ fn an_error_names_the_field() {
             &["owner_pod_uid"],
         ),
         (
-            |m| allocation(m).devices[0].driver = "GPU".to_owned(),
+            |m| allocation(m).devices[0].driver = "gpu_".to_owned(),
             &["devices[].driver", "\"GPU\""],
         ),
         (

@@ -166,7 +166,7 @@ fn errors_name_line_and_column() {
         ),
         ("apiVersion: nodedock.dev/v1\n", "", "apiVersion is missing"),
         ("intel.com/sriov", "cpu", "line 3, column 11"),
-        ("sriov.example.com", "SRIOV", "line 4"),
+        ("sriov.example.com", "sriov_a", "line 4"),
         ("pool: functions", "pool: '-'", "line 5"),
         ("[0-7])", "[0-7", "is not a regular expression"),
         // It would end the group that has it match the whole ID.

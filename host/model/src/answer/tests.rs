@@ -514,7 +514,7 @@ fn descriptions_have_names_and_versions() {
     assert_eq!(check("gpu.example.com", "1.0.0"), Ok(driver()));
     for (name, version, expected) in [
         ("3gpu.example.com", "1.0.0", "begins with a digit"),
-        ("Gpu", "1.0.0", "driver name"),
+        ("gpu_a", "1.0.0", "driver name"),
         ("gpu.example.com", "1", "not a semantic version"),
         ("gpu.example.com", &"1".repeat(65), "65 bytes"),
     ] {

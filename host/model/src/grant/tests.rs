@@ -112,7 +112,7 @@ fn refused_grant_names_line_and_column() {
         ),
         ("groups: [44, 0]\n", "line 3, column 14", "root"),
         ("groups: [video]\n", "line 3, column 10", ""),
-        ("driver: Acme\n", "line 3, column 9", "driver"),
+        ("driver: acme_\n", "line 3, column 9", "driver"),
         ("mounts: [\"/opt/a:RW\"]\n", "line 3, column 10", ":rw"),
         ("mounts: [\"/opt/a:\"]\n", "line 3, column 10", ":rw"),
         ("mounts: [\"opt/a:rw\"]\n", "line 3, column 10", "absolute"),

@@ -494,7 +494,7 @@ async fn copies_of_our_files_are_strays() {
     for bad in [
         "copy.yaml",
         "gpu.example.com_a.json",
-        "GPU_a.yaml",
+        "-gpu_a.yaml",
         "gpu.example.com_.yaml",
     ] {
         assert_eq!(file_of(bad), None, "{bad}");
