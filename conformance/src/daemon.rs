@@ -51,7 +51,7 @@ impl Daemon {
 
     /// Returns why the driver will not serve; `None`: it may, or the daemon does not answer yet.
     pub(crate) async fn refusal(root: &Path, sockets: &DaemonSockets) -> Option<String> {
-        // no error: the daemon is starting, and the caller asks again
+        // no error: the daemon is starting, and the caller tries again
         let mut daemon = Self::connect_within(root, sockets, Duration::from_millis(1))
             .await
             .ok()?;

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
-use super::{CommandError, Location, explain, files, names};
+use super::{CommandError, Location, files, names, waiting};
 
 const CLAIM: &str = "ResourceClaim";
 /// Objects that are deleted at the same time: the daemon stores their deletions together.
@@ -440,7 +440,7 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
         );
         if let Some(waiting) = waiting(location, &whole).await? {
             let created = text(&row.0, "/metadata/creationTimestamp");
-            lines.extend(explain::waiting_lines(&waiting, created));
+            lines.extend(waiting::lines(&waiting, created));
         }
         print_text(&join(lines))?;
     }

@@ -11,7 +11,7 @@ use super::adapter::waits;
 use super::client::{Client, connect};
 use super::get::add_objects;
 use super::output::{Format, join, print, print_text};
-use super::{Location, describe, local_api, names};
+use super::{Location, describe, local_api, names, waiting};
 use nodedock_base::clock::{now_ms, rfc3339};
 use nodedock_kube::extended_resources::class_name;
 use nodedock_model::{DriverName, ExtendedResource};
@@ -409,7 +409,7 @@ impl Explained<'_> {
         let waiting = self.waiting.iter().flat_map(|waiting| {
             let uid = waiting.id.as_ref().map(|id| id.uid.as_str());
             let created = uid.and_then(|uid| self.created.get(uid));
-            waiting_lines(waiting, created.map_or("", String::as_str))
+            waiting::lines(waiting, created.map_or("", String::as_str))
         });
         waiting
             .chain(claims)
@@ -417,49 +417,6 @@ impl Explained<'_> {
             .chain(released)
             .collect()
     }
-}
-
-/// Why a claim is not allocated, with its place, the holders, and each device that it cannot have. `created`: since when it waits; empty: unknown.
-pub(super) fn waiting_lines(waiting: &v1::WaitingClaim, created: &str) -> Vec<String> {
-    let id = waiting
-        .id
-        .as_ref()
-        .map(describe::object)
-        .unwrap_or_default();
-    let first = format!("claim {id} is not allocated: {}", waiting.reason);
-    let place = (waiting.place > 0).then(|| {
-        format!(
-            "  place {} of the claims that wait for devices",
-            waiting.place
-        )
-    });
-    let holders = waiting.holders.iter();
-    let holders =
-        holders.map(|holder| format!("  claim {holder} has devices that this one could have"));
-    let never = waiting.never.then(|| {
-        "  it gets no devices when other claims end: change its requests, or wait for other devices".to_owned()
-    });
-    let more = waiting.more.then(|| "  and more devices".to_owned());
-    [first]
-        .into_iter()
-        .chain((!created.is_empty()).then(|| format!("  it waits since {created}")))
-        .chain(place)
-        .chain(holders)
-        .chain(never)
-        .chain(waiting.excluded.iter().map(excluded_device))
-        .chain(more)
-        .collect()
-}
-
-fn excluded_device(excluded: &v1::ExcludedDevice) -> String {
-    let v1::ExcludedDevice {
-        request,
-        driver,
-        pool,
-        device,
-        reason,
-    } = excluded;
-    format!("  request {request}: {driver}/{pool}/{device}: {reason}")
 }
 
 impl<'a> Claim<'a> {
@@ -805,33 +762,6 @@ mod tests {
             &condition("/var", "of a directory"),
             &nameless
         ));
-    }
-
-    #[test]
-    fn waiting_claim_names_place_and_holders() {
-        let waiting = v1::WaitingClaim {
-            reason: "there are no devices".to_owned(),
-            place: 2,
-            holders: vec!["ml/train".to_owned()],
-            ..v1::WaitingClaim::default()
-        };
-        let lines = waiting_lines(&waiting, "2026-01-01T00:00:00Z");
-        let expected = [
-            "claim  is not allocated: there are no devices",
-            "  it waits since 2026-01-01T00:00:00Z",
-            "  place 2 of the claims that wait for devices",
-            "  claim ml/train has devices that this one could have",
-        ];
-        assert_eq!(lines, expected);
-        let never = v1::WaitingClaim {
-            never: true,
-            ..v1::WaitingClaim::default()
-        };
-        let lines = waiting_lines(&never, "");
-        assert!(
-            lines.len() == 2 && lines[1].contains("when other claims end"),
-            "{lines:?}"
-        );
     }
 
     #[test]

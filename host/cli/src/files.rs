@@ -40,7 +40,7 @@ pub(super) fn read(given: &[PathBuf]) -> Result<Vec<File>> {
             let text = manifest::text_from(std::io::stdin().lock(), name)?;
             let name = name.display().to_string();
             files.push(File { name, text });
-        } else if path.is_dir() {
+        } else if is_directory(path)? {
             for path in of_directory(path)? {
                 files.push(file(&path)?);
             }
@@ -55,6 +55,12 @@ fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == STDIN
 }
 
+fn is_directory(path: &Path) -> Result<bool> {
+    let found = nodedock_base::file::metadata(path);
+    let found = found.with_context(|| format!("look at {}", path.display()))?;
+    Ok(found.is_some_and(|found| found.is_dir()))
+}
+
 fn file(path: &Path) -> Result<File> {
     let text = manifest::text_of(path)?;
     let name = path.display().to_string();
@@ -64,12 +70,14 @@ fn file(path: &Path) -> Result<File> {
 fn of_directory(directory: &Path) -> Result<Vec<PathBuf>> {
     let shown = directory.display();
     let entries = std::fs::read_dir(directory).with_context(|| format!("read {shown}"))?;
-    let entries: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
-    let mut paths = entries.with_context(|| format!("read {shown}"))?;
-    paths.retain(|path| {
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(|| format!("read {shown}"))?.path();
         let extension = path.extension().and_then(|of| of.to_str());
-        extension.is_some_and(|of| EXTENSIONS.contains(&of)) && !path.is_dir()
-    });
+        if extension.is_some_and(|of| EXTENSIONS.contains(&of)) && !is_directory(&path)? {
+            paths.push(path);
+        }
+    }
     paths.sort();
     if paths.is_empty() {
         bail!("{shown} has no file that ends with .json, .yaml or .yml");

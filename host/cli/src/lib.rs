@@ -20,6 +20,7 @@ mod release;
 mod run_with;
 mod simulate;
 mod virtual_nodes;
+mod waiting;
 
 use std::process::ExitCode;
 

@@ -217,7 +217,8 @@ async fn image_without_one_driver_fails_alone() {
     daemon.until_serving("good.wasm").await;
     daemon.until_serving(DEVICE_NODES_FILE).await;
     daemon.run_node_program(&["probe", "ready"]).await.done();
-    daemon.until_conditions(&[]).await;
+    let of_each = vec!["driver-not-serving"; names.len() - 1];
+    daemon.until_conditions(&of_each).await;
 }
 
 #[tokio::test]

@@ -155,8 +155,8 @@ fn read(directory: &Path) -> io::Result<Files> {
 /// Reads the DeviceClasses of a file, which has nothing else.
 fn classes(path: &Path) -> Result<Vec<Value>, String> {
     let text = manifest::text_of(path).map_err(|error| chain(&error))?;
-    let documents = manifest::documents(&text, &path.display().to_string())
-        .map_err(|error| chain(&error))?;
+    let documents =
+        manifest::documents(&text, &path.display().to_string()).map_err(|error| chain(&error))?;
     for (number, document) in documents.iter().enumerate() {
         let [api_version, kind] =
             ["apiVersion", "kind"].map(|field| document[field].as_str().unwrap_or_default());
