@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use futures::FutureExt;
 use rpds::RedBlackTreeMapSync;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -12,7 +11,7 @@ use crate::options::Options;
 use crate::resources::Resource;
 use crate::route::Route;
 use crate::status::{self, Refusal};
-use crate::storage::{self, ObjectKey, Storage, StorageError};
+use crate::storage::{self, ObjectKey, Storage};
 
 /// The first object of a server gets the next one.
 pub(crate) const FIRST_REVISION: u64 = 100;
@@ -330,144 +329,11 @@ impl WatchCache {
     }
 }
 
-/// How a commit ended. `None`: it has not.
-pub(crate) type CommitEnd = watch::Receiver<Option<Result<(), Arc<StorageError>>>>;
-
-/// Writes that the storage gets in one commit.
-#[derive(Debug)]
-struct Batch {
-    draft: Draft,
-    end: watch::Sender<Option<Result<(), Arc<StorageError>>>>,
-}
-
-impl Batch {
-    fn end(self, end: Result<(), Arc<StorageError>>) {
-        self.end.send_replace(Some(end));
-    }
-}
-
-/// Writes that are decided and not durable. While one commit is under way, the next one collects what is decided meanwhile, so that many writes wait
-/// for a few commits.
-#[derive(Debug, Default)]
-struct Undurable {
-    /// The objects after all decided writes. `None`: as readers have them.
-    head: Option<Snapshot>,
-    next: Option<Batch>,
-    current: Option<CommitEnd>,
-    /// Number of commits that failed, and the last failure. What was decided before it is void.
-    failures: u64,
-    failed: Option<Arc<StorageError>>,
-}
-
-impl Undurable {
-    /// Begins the next commit, if there is one and none is under way.
-    fn begin(&mut self) -> Option<Batch> {
-        if self.current.is_some() {
-            return None;
-        }
-        let batch = self.next.take()?;
-        self.current = Some(batch.end.subscribe());
-        Some(batch)
-    }
-
-    fn add(&mut self, draft: Draft) {
-        self.head = Some(draft.next.clone());
-        match &mut self.next {
-            Some(batch) => {
-                batch.draft.next = draft.next;
-                batch.draft.changes.extend(draft.changes);
-            }
-            None => {
-                let end = watch::Sender::new(None);
-                self.next = Some(Batch { draft, end });
-            }
-        }
-    }
-
-    /// Forgets what was decided on changes that are not stored.
-    fn fail(&mut self, error: &Arc<StorageError>) -> Option<Batch> {
-        self.head = None;
-        self.failures += 1;
-        self.failed = Some(Arc::clone(error));
-        self.next.take()
-    }
-}
-
-/// A commit under way. One that is dropped before its end has failed.
-struct Commit {
-    store: Arc<ObjectStore>,
-    batch: Option<Batch>,
-}
-
-impl Commit {
-    /// Commits one batch after another.
-    async fn run(mut self) {
-        while let Some(batch) = &self.batch {
-            let changes = batch.draft.to_store();
-            let storage = Arc::clone(&self.store.storage);
-            let stored = storage.commit(changes).await;
-            self.end(stored);
-        }
-    }
-
-    /// Shows what is stored to readers, and then ends the writes. Continues with those that were decided meanwhile.
-    fn end(&mut self, stored: Result<(), StorageError>) {
-        let Some(Batch { draft, end }) = self.batch.take() else {
-            return;
-        };
-        let stored = stored.map_err(Arc::new);
-        let void = {
-            let mut undurable = self.store.undurable();
-            undurable.current = None;
-            let void = match &stored {
-                Ok(()) => {
-                    self.store.publish(draft);
-                    if undurable.next.is_none() {
-                        undurable.head = None;
-                    }
-                    None
-                }
-                Err(error) => undurable.fail(error),
-            };
-            self.batch = undurable.begin();
-            void
-        };
-        if let Err(error) = &stored {
-            tracing::error!(
-                error = error as &dyn std::error::Error,
-                "cannot store objects"
-            );
-        }
-        end.send_replace(Some(stored.clone()));
-        if let Some(void) = void {
-            void.end(stored);
-        }
-    }
-}
-
-impl Drop for Commit {
-    fn drop(&mut self) {
-        while let Some(batch) = &self.batch {
-            let changes = batch.draft.changes.len();
-            let source = "the commit did not end".into();
-            self.end(Err(StorageError { changes, source }));
-        }
-    }
-}
-
-/// The state on which a write is decided.
-pub(crate) struct Head {
-    pub(crate) snapshot: Snapshot,
-    failures: u64,
-}
-
 /// The state with its storage, a turn for writers, and a signal after each change.
 pub(crate) struct ObjectStore {
     state: Mutex<WatchCache>,
-    /// Locked before the state.
-    undurable: Mutex<Undurable>,
     tick: watch::Sender<()>,
-    /// True while a write is decided.
+    /// True while a write is in progress.
     writing: watch::Sender<bool>,
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) options: Options,
@@ -497,7 +363,6 @@ impl ObjectStore {
         };
         Self {
             state: Mutex::new(state),
-            undurable: Mutex::default(),
             tick: watch::Sender::new(()),
             writing: watch::Sender::new(false),
             storage,
@@ -525,61 +390,7 @@ impl ObjectStore {
         self.tick.subscribe()
     }
 
-    fn undurable(&self) -> MutexGuard<'_, Undurable> {
-        self.undurable
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Returns the objects with all decided writes, those that are not durable yet among them. The caller has the turn.
-    pub(crate) fn head(&self) -> Head {
-        let undurable = self.undurable();
-        let snapshot = undurable.head.clone();
-        Head {
-            snapshot: snapshot.unwrap_or_else(|| self.lock().now.clone()),
-            failures: undurable.failures,
-        }
-    }
-
-    /// Takes the changes of a decision, if it has any, into the next commit. Returns the commit after which the decision holds; `None`: it holds now.
-    ///
-    /// # Errors
-    ///
-    /// What it was decided on could not be stored.
-    pub(crate) fn stage(
-        self: &Arc<Self>,
-        decided_on: &Head,
-        draft: Option<Draft>,
-    ) -> Result<Option<CommitEnd>, Arc<StorageError>> {
-        let (end, batch) = {
-            let mut undurable = self.undurable();
-            if let Some(error) = &undurable.failed
-                && undurable.failures != decided_on.failures
-            {
-                return Err(Arc::clone(error));
-            }
-            if let Some(draft) = draft {
-                undurable.add(draft);
-            }
-            let next = undurable.next.as_ref().map(|next| next.end.subscribe());
-            let end = next.or_else(|| undurable.current.clone());
-            (end, undurable.begin())
-        };
-        if let Some(batch) = batch {
-            let commit = Commit {
-                store: Arc::clone(self),
-                batch: Some(batch),
-            };
-            let mut commit = Box::pin(commit.run());
-            // A commit that began is completed even if the caller goes away.
-            if commit.as_mut().now_or_never().is_none() {
-                tokio::spawn(commit);
-            }
-        }
-        Ok(end)
-    }
-
-    /// Waits until no other write is decided. The first to look gets the turn, not the first to wait.
+    /// Waits until no other write is under way. The first to look gets the turn, not the first to wait.
     pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
         let mut writing = self.writing.subscribe();
         loop {

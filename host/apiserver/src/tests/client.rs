@@ -164,8 +164,6 @@ pub(super) fn slice(name: &str, driver: &str) -> Value {
 pub(super) struct Disk {
     pub(super) fails: AtomicBool,
     pub(super) changes: Mutex<Vec<Change>>,
-    /// Number of changes of each commit.
-    pub(super) commits: Mutex<Vec<usize>>,
     /// Held by a test, a commit waits.
     pub(super) gate: tokio::sync::Mutex<()>,
 }
@@ -199,7 +197,6 @@ impl Storage for Disk {
                     source: "the disk is full".into(),
                 });
             }
-            self.commits.lock().unwrap().push(changes.len());
             self.changes.lock().unwrap().extend(changes);
             Ok(())
         })

@@ -65,59 +65,6 @@ async fn cancelled_write_is_invisible_until_stored() {
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["a", "b"]);
 }
 
-/// The writes of claims `0` to `N`, each as far as it comes.
-async fn writes(server: &Server, number: usize) -> Vec<tokio::task::JoinHandle<u16>> {
-    let mut writes = Vec::new();
-    for name in 0..number {
-        let server = server.clone();
-        let mut write = Box::pin(async move {
-            let claim = claim(&name.to_string());
-            send(&server, "POST", CLAIMS, &claim).await.code
-        });
-        assert!(futures::poll!(&mut write).is_pending());
-        writes.push(tokio::spawn(write));
-    }
-    writes
-}
-
-#[tokio::test]
-async fn writes_during_commit_share_next() {
-    let disk = Arc::new(Disk::default());
-    let server = open(&disk).await;
-    disk.commits.lock().unwrap().clear();
-    let gate = disk.gate.lock().await;
-    let writes = writes(&server, 20).await;
-    // Nothing is visible before it is stored, and what is decided counts for the next decision.
-    assert_eq!(names(&get(&server, CLAIMS).await.body), Vec::<&str>::new());
-    let again = tokio::spawn({
-        let server = server.clone();
-        async move { send(&server, "POST", CLAIMS, &claim("0")).await.code }
-    });
-    drop(gate);
-    for write in writes {
-        assert_eq!(write.await.unwrap(), 201);
-    }
-    assert_eq!(again.await.unwrap(), 409);
-    assert_eq!(names(&get(&server, CLAIMS).await.body).len(), 20);
-    assert_eq!(*disk.commits.lock().unwrap(), [1, 19]);
-}
-
-#[tokio::test]
-async fn failed_commit_ends_later_writes() {
-    let disk = Arc::new(Disk::default());
-    let server = open(&disk).await;
-    let gate = disk.gate.lock().await;
-    let writes = writes(&server, 5).await;
-    disk.fails.store(true, Ordering::Relaxed);
-    drop(gate);
-    for write in writes {
-        assert_eq!(write.await.unwrap(), 500);
-    }
-    assert_eq!(names(&get(&server, CLAIMS).await.body), Vec::<&str>::new());
-    disk.fails.store(false, Ordering::Relaxed);
-    assert_eq!(send(&server, "POST", CLAIMS, &claim("0")).await.code, 201);
-}
-
 static BODY: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| claim("a"));
 
 #[tokio::test]
