@@ -1,8 +1,9 @@
-//! Checks the format, the lints, the words, the table of what a change touches, the errors that code drops, the module graphs, the methods of types and the published packages of the workspace.
+//! Checks the format, the lints, the words, the table of what a change touches, the errors that code drops, the fields of log lines, the module graphs, the methods of types and the published packages of the workspace.
 
 mod changes;
 mod circles;
 mod code;
+mod debug_fields;
 mod methods;
 mod modules;
 mod swallowed;
@@ -23,6 +24,7 @@ const WORDS: &str = "xtask/words.txt";
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check_words(workspace)?;
     check_reads(workspace)?;
+    check_log_fields(workspace)?;
     check_changes(workspace)?;
     check_circles(workspace)?;
     check_methods(workspace)?;
@@ -104,6 +106,27 @@ pub(crate) fn check_reads(workspace: &Workspace) -> Result<()> {
     ensure!(
         findings.is_empty(),
         "reads whose failure looks like nothing; return the error, or say in `// no error: WHY` why it is none:\n{}",
+        findings.join("\n")
+    );
+    Ok(())
+}
+
+/// Checks that no line of the log shows a value in Rust's form.
+fn check_log_fields(workspace: &Workspace) -> Result<()> {
+    let mut findings = Vec::new();
+    for path in tracked_files(workspace)?
+        .into_iter()
+        .filter(|path| swallowed::is_production(path))
+    {
+        let file = workspace.root.join(&path);
+        if file.try_exists()? {
+            let text = std::fs::read_to_string(file).with_context(|| format!("reading {path}"))?;
+            findings.extend(debug_fields::findings(&path, &text));
+        }
+    }
+    ensure!(
+        findings.is_empty(),
+        "fields of log lines in Rust's form (`?field`); give them a form for readers:\n{}",
         findings.join("\n")
     );
     Ok(())

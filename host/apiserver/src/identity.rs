@@ -69,6 +69,15 @@ impl Identity {
         })
     }
 
+    /// Checks that a server can use it.
+    ///
+    /// # Errors
+    ///
+    /// The certificate, the key or the token is malformed, or the key is of another certificate.
+    pub fn check(&self) -> Result<(), IdentityError> {
+        self.server_config().map(drop)
+    }
+
     pub(crate) fn server_config(&self) -> Result<ServerConfig, IdentityError> {
         if self.token.is_empty() {
             return Err(IdentityError::NoToken);

@@ -114,7 +114,7 @@ mod armed {
             .into_iter()
             .map(|(point, action)| format!("{point}={action}"))
             .collect();
-        tracing::info!(?points, "{}", super::HAS_FAIL_POINTS);
+        tracing::info!(points = points.join(", "), "{}", super::HAS_FAIL_POINTS);
         armed
     }
 

@@ -19,6 +19,8 @@ pub struct Paths {
     pub recordings: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
+    /// Files of DeviceClasses of the local API.
+    pub device_classes: PathBuf,
     pub cache: PathBuf,
     /// Seals the files of the cache.
     pub cache_key: PathBuf,
@@ -63,6 +65,7 @@ impl Paths {
             recordings: root.join("var/lib/nodedock/recordings"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.db"),
             claims: root.join("var/lib/nodedock/claims"),
+            device_classes: root.join("var/lib/nodedock/deviceclasses"),
             cache: root.join("var/cache/nodedock"),
             cache_key: root.join("var/lib/nodedock/cache.key"),
             socket: root.join("run/nodedock/nodedock.sock"),

@@ -15,6 +15,7 @@ mod runtime;
 use std::ffi::OsString;
 use std::io::Read;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -486,4 +487,12 @@ async fn deleted(location: &Location, args: &ClaimArgs) -> Result<()> {
             .await;
     }
     Ok(())
+}
+/// Returns paths as text, separated by commas.
+fn shown<'a, P: AsRef<Path> + 'a>(paths: impl IntoIterator<Item = &'a P>) -> String {
+    let paths = paths.into_iter().map(|path| path.as_ref().display());
+    paths
+        .map(|path| path.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nodedock_base::process::Process;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::{FINALIZER, PROCESS_ANNOTATION};
 use nodedock_kube::local_client::{LocalClient, ObjectError};
-use nodedock_model::ObjectRef;
+use nodedock_model::{ObjectRef, ProblemCode};
 use nodedock_proto::node::v1;
 use nodedockd::convert;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::client::{connect, is_connection_error, is_not_allocated};
+use super::client::{connect, is_connection_error, is_interrupted, is_not_allocated};
 use super::local_api::text;
 use super::output::print_error;
 use super::pods::request_for;
@@ -258,27 +258,31 @@ impl OwnedClaim {
                 Ok(mut daemon) => daemon
                     .prepare_pod(request.clone())
                     .await
+                    .map(|answer| answer.into_inner())
                     .map_err(anyhow::Error::from),
                 Err(error) => Err(error.into()),
             };
             let error = match answer {
-                Ok(answer) => break answer.into_inner(),
-                Err(error) => error,
-            };
-            if is_away(&error) {
-                let since = *away_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= daemon_wait {
-                    return Err(error);
+                Ok(answer) => match answer.claims.iter().find_map(interruption) {
+                    None => break answer,
+                    Some(message) => anyhow!("claim {} is not prepared: {message}", self.name()),
+                },
+                Err(error) if is_away(&error) => error,
+                Err(error) => {
+                    // The daemon has waited for a while.
+                    let is_not_allocated = error.downcast_ref().is_some_and(is_not_allocated);
+                    if !is_not_allocated || end.is_some_and(|end| Instant::now() >= end) {
+                        return Err(error);
+                    }
+                    away_since = None;
+                    continue;
                 }
-                sleep(DAEMON_RETRY).await;
-                continue;
-            }
-            // The daemon has waited for a while.
-            let is_not_allocated = error.downcast_ref().is_some_and(is_not_allocated);
-            if !is_not_allocated || end.is_some_and(|end| Instant::now() >= end) {
+            };
+            let since = *away_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= daemon_wait {
                 return Err(error);
             }
-            away_since = None;
+            sleep(DAEMON_RETRY).await;
         };
         if let Some(problem) = answer.claims.into_iter().find_map(|claim| claim.problem) {
             bail!("claim {} is not prepared: {}", self.name(), problem.message);
@@ -343,8 +347,37 @@ fn reason(waiting: &v1::WaitingClaim) -> String {
     reason
 }
 
-/// Returns whether the daemon is not there to answer.
+/// Returns whether the daemon is not there to answer, or stopped before it could.
 pub(super) fn is_away(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(CommandError::Unreachable { .. }))
-        || error.downcast_ref().is_some_and(is_connection_error)
+        || error
+            .downcast_ref()
+            .is_some_and(|status| is_connection_error(status) || is_interrupted(status))
+}
+
+/// Returns the message of a claim whose prepare did not end because the daemon stops: the next instance prepares it.
+fn interruption(claim: &v1::ClaimOutcome) -> Option<&str> {
+    let problem = claim.problem.as_ref()?;
+    (problem.code == ProblemCode::Interrupted.as_str()).then_some(&problem.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stopping_daemon_is_no_refusal() {
+        let outcome = |code: Option<ProblemCode>| v1::ClaimOutcome {
+            problem: code.map(|code| v1::Problem {
+                code: code.to_string(),
+                message: "why".to_owned(),
+                ..v1::Problem::default()
+            }),
+            ..v1::ClaimOutcome::default()
+        };
+        let interrupted = outcome(Some(ProblemCode::Interrupted));
+        assert_eq!(interruption(&interrupted), Some("why"));
+        assert_eq!(interruption(&outcome(Some(ProblemCode::DeviceHeld))), None);
+        assert_eq!(interruption(&outcome(None)), None);
+    }
 }

@@ -25,6 +25,7 @@ use nodedock_base::tcp::ListenAddress;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::Manager;
 use nodedock_core::registry::Registry;
+use nodedock_kube::local::LocalClaims;
 
 pub use cluster::Cluster;
 pub use http::Front;
@@ -45,6 +46,8 @@ pub struct Admin {
     pub at_start: Arc<AtStart>,
     /// Present on a Kubernetes node.
     pub cluster: Option<Cluster>,
+    /// Present on a machine with the local API.
+    pub local_claims: Option<LocalClaims>,
     /// Number of times that a parent process has started the daemon again, if it has one.
     pub restarts: Option<u64>,
     pub tasks: Tasks,

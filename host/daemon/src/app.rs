@@ -3,6 +3,7 @@
 mod adapters;
 mod cdi_driver;
 mod cluster;
+mod device_class_files;
 pub mod directories;
 mod handover;
 pub mod hardware;
@@ -619,6 +620,7 @@ impl Built {
             pod_resources: counters,
             at_start,
             cluster: kubelet_sockets.cluster.clone(),
+            local_claims: local_claims.clone(),
             restarts: start.restarts.as_ref().map(|restarts| restarts.count),
             tasks: intake.clone(),
         };

@@ -63,7 +63,23 @@ pub async fn serve(api: PodResources, listener: UnixListener) {
     {
         tracing::error!(error = chain(&error), "the pod resources api ended");
     }
-    tracing::info!(?counters, "pod resources served");
+    let Counters {
+        list,
+        list_v1alpha1,
+        get_allocatable,
+        get,
+        get_errors,
+        rejected,
+    } = &*counters;
+    tracing::info!(
+        list = list.get(),
+        list_v1alpha1 = list_v1alpha1.get(),
+        get_allocatable = get_allocatable.get(),
+        get = get.get(),
+        get_errors = get_errors.get(),
+        rejected = rejected.get(),
+        "pod resources served"
+    );
 }
 
 /// Limits the rate of all methods together, as a kubelet does.

@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
+use nodedock_base::clock::millis;
 use nodedock_base::descriptors::{Received, receive_line, send_line};
 use nodedock_base::error::chain;
 use nodedock_base::listeners::KEPT_BY_PARENT;
@@ -60,7 +61,7 @@ pub(crate) async fn run() -> Result<u8> {
             tracing::error!(ended = %daemon.status, crashes = parent.crashes.total, "the daemon is not started again");
             return Ok(code(daemon.status));
         };
-        tracing::error!(ended = %daemon.status, crashes = parent.crashes.total, ?delay, "the daemon crashed, starting it again");
+        tracing::error!(ended = %daemon.status, crashes = parent.crashes.total, delay_ms = millis(delay), "the daemon crashed, starting it again");
         parent.last = daemon.status.to_string();
         tokio::select! {
             () = sleep(delay) => {}

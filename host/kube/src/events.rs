@@ -351,8 +351,10 @@ impl Publisher {
                     return;
                 }
                 Err(error) => {
-                    let (regarding, reason) = (&publication.regarding, &publication.event.reason);
-                    tracing::warn!(?regarding, reason, %error, "the API server refuses an event");
+                    let ObjectReference { kind, name, .. } = &publication.regarding;
+                    let (kind, name) = (kind.as_deref(), name.as_deref());
+                    let reason = &publication.event.reason;
+                    tracing::warn!(kind, namespace, name, reason, %error, "the API server refuses an event");
                     self.events.counters.refused.inc();
                     return self
                         .conditions

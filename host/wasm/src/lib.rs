@@ -79,7 +79,7 @@ use self::load::artifact::{Artifact, Key, Report};
 use self::load::cache::Cache;
 use self::load::compile::blocking;
 use self::load::compiled::{Compiled, Exports};
-use nodedock_base::memory;
+use nodedock_base::{clock, memory};
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims, stats};
 use nodedock_core::hardware::Hardware;
@@ -304,9 +304,10 @@ impl WasmHost {
         let (elapsed, code_bytes, digest) = (start.elapsed(), artifact.code_bytes, key.digest());
         tracing::info!(
             digest,
-            ?elapsed,
+            elapsed_ms = clock::millis(elapsed),
             code_bytes,
-            ?spent,
+            cpu_ms = spent.cpu_ms,
+            memory_peak_mib = spent.memory_peak_mib,
             refused = refusal.is_some(),
             "compiled"
         );

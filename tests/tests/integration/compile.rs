@@ -325,9 +325,9 @@ async fn compilation_uses_no_daemon_memory() {
     let log = daemon.log();
     let compiled = log
         .lines()
-        .rfind(|line| line.contains("memory_peak_mib: "))
+        .rfind(|line| line.contains("memory_peak_mib="))
         .expect("it is logged");
-    let (_, words) = compiled.split_once("memory_peak_mib: ").unwrap();
+    let (_, words) = compiled.split_once("memory_peak_mib=").unwrap();
     let taken: f64 = words
         .chars()
         .take_while(char::is_ascii_digit)

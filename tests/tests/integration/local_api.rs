@@ -1,5 +1,7 @@
 //! A machine without a cluster: claims of the local API, by selectors, with devices of a driver file.
 
+mod bulk;
+mod class_files;
 mod containers;
 mod node_name;
 mod pool_names;

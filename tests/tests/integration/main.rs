@@ -23,6 +23,7 @@ mod hardware;
 mod hostile;
 mod kubernetes;
 mod local_api;
+mod log;
 mod lost_checkpoint;
 mod main_job;
 mod metrics;

@@ -7,6 +7,8 @@ use anyhow::{Context, Result, bail};
 use nodedock_core::cdi::{Spec, foreign};
 use nodedock_model::Edits;
 
+use super::shown;
+
 /// Bytes of a file that are read: more than the daemon writes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -47,12 +49,15 @@ pub(super) fn edits(directories: &[PathBuf], devices: &[String]) -> Result<Vec<E
             } else {
                 "; files that cannot be read: "
             };
-            bail!("CDI device {device} is in no file of {directories:?}{rest}{unreadable}");
+            bail!(
+                "CDI device {device} is in no file of {}{rest}{unreadable}",
+                shown(directories)
+            );
         };
         if found.is_double {
             bail!(
-                "CDI device {device} is in two files of {:?}",
-                directories[found.directory]
+                "CDI device {device} is in two files of {}",
+                directories[found.directory].display()
             );
         }
         if !shared_of.contains(&found.file) {

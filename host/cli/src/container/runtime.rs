@@ -15,7 +15,7 @@ use nodedock_command::block_on;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{INPUT_BYTES_MAX, SettingsArgs, give_devices};
+use super::{INPUT_BYTES_MAX, SettingsArgs, give_devices, shown};
 
 /// The command, and the name of a link to this program that is the same.
 const COMMAND: &str = "runtime";
@@ -150,10 +150,11 @@ fn find(names: &[&Path], directories: &[PathBuf]) -> Result<PathBuf> {
     }
     let closed = match closed.is_empty() {
         true => String::new(),
-        false => format!("; of it this user may not look into {closed:?}"),
+        false => format!("; of it this user may not look into {}", shown(&closed)),
     };
     bail!(
-        "no OCI runtime of {names:?} is in PATH{closed}: {CONFIG} names one (`runtime: /usr/sbin/runc`)"
+        "no OCI runtime of {} is in PATH{closed}: {CONFIG} names one (`runtime: /usr/sbin/runc`)",
+        shown(names)
     )
 }
 
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(found, full.join("crun"));
         let error = find(&names, &[empty]).unwrap_err().to_string();
         assert!(
-            error.starts_with("no OCI runtime of [\"runc\", \"crun\"] is in PATH: "),
+            error.starts_with("no OCI runtime of runc, crun is in PATH: "),
             "{error}"
         );
         let looped = full.join("runc");

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::driver::Operation;
 use crate::driver::quarantine::{Admitted, Quarantine, QuarantinePeriod};
-use nodedock_base::clock::{now_ms, rfc3339};
+use nodedock_base::clock::{millis, now_ms, rfc3339};
 use nodedock_model::limit::QUARANTINE_PROBE_WAIT;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
@@ -34,10 +34,8 @@ impl Quarantined {
         Self {
             driver: driver.clone(),
             period: period.clone(),
-            since_ms: now_ms
-                .saturating_sub(milliseconds(now.saturating_duration_since(period.since))),
-            until_ms: now_ms
-                .saturating_add(milliseconds(period.until.saturating_duration_since(now))),
+            since_ms: now_ms.saturating_sub(millis(now.saturating_duration_since(period.since))),
+            until_ms: now_ms.saturating_add(millis(period.until.saturating_duration_since(now))),
         }
     }
 
@@ -67,10 +65,6 @@ impl Quarantined {
         let message = format!("driver {} is {}", self.driver, self.reason());
         Problem::unavailable(ProblemCode::DriverQuarantined, message).retry_after(wait)
     }
-}
-
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// One driver's call history.

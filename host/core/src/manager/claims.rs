@@ -29,6 +29,7 @@ pub(in crate::manager) mod handles;
 pub(crate) mod hardware;
 mod held_hardware;
 pub(crate) mod kubelet;
+mod log;
 pub mod machine;
 pub(crate) mod metrics;
 mod overlap;

@@ -303,8 +303,8 @@ impl Pods {
             .iter()
             .filter(|container| !container.conflicts.is_empty())
         {
-            let (container, conflicts) = (&container.name, &container.conflicts);
-            tracing::warn!(%pod, container, ?conflicts, "device plugins contradict each other; the first counts");
+            let (container, conflicts) = (&container.name, container.conflicts.join("; "));
+            tracing::warn!(%pod, container, conflicts, "device plugins contradict each other; the first counts");
         }
         containers
     }

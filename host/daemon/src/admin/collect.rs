@@ -1,6 +1,7 @@
 //! The families of metrics, as OpenMetrics text: what the modules count, and the numbers of what is there now.
 
 mod cluster;
+mod devices;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,6 +54,7 @@ impl Collector for Node {
             )
         });
         out.samples(families::READINGS, readings)?;
+        devices::encode(admin, &mut out)?;
         encode_node(admin, &mut out)?;
         let commits = admin.checkpoint.metrics();
         let outcomes = [
@@ -325,6 +327,7 @@ fn encode_node(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
         claims.entry([state.as_str()]).or_default();
     }
     out.gauges(families::CLAIMS, claims)?;
+    devices::encode_waiting(admin, out)?;
     out.metric(
         families::PODS,
         Some(&ConstGauge::new(admin.manager.pods.count() as u64)),

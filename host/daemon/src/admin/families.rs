@@ -44,7 +44,13 @@ families! {
     HOST_BYTES = Counter "nodedock_driver_host_bytes" ["driver"] "Bytes returned to the driver by host functions";
     HOST_OPERATIONS = Counter "nodedock_driver_host_operations" ["driver"] "Host function calls of the driver";
     READINGS = Gauge "nodedock_device_reading" ["driver", "pool", "device", "reading"] "Value that a WASM driver measured of a device at its last discovery; the reading is named by what it is and its unit";
+    DEVICES = Gauge "nodedock_devices" ["driver", "pool", "state"] "Devices of a pool by state: held by a claim, free, or unhealthy and held by none";
+    DEVICE_CLAIMS = Gauge "nodedock_device_claims" ["driver", "pool", "device"] "Claims that hold a device; 0 if it is free";
+    DEVICE_HEALTHY = Gauge "nodedock_device_healthy" ["driver", "pool", "device"] "1 if a device is healthy, 0 if it is not; a device whose driver reports no health has no sample";
+    DEVICE_INFO = Gauge "nodedock_device_info" ["namespace", "pod", "container", "claim", "driver", "pool", "device", "uuid", "pci_address"] "Device of a prepared claim, with the pod and the container that use it; the value is always 1, and what is not known is empty";
     CLAIMS = Gauge "nodedock_claims" ["state"] "Claims in the checkpoint by state";
+    CLAIMS_PENDING = Gauge "nodedock_claims_pending" [] "Claims of the local API that wait for devices";
+    CLAIM_WAIT = Gauge "nodedock_claim_wait_seconds" [] "Time since the creation of the oldest claim of the local API that waits for devices; 0 if none waits";
     PODS = Gauge "nodedock_pods" [] "Pods with claims or extended resources, including those of a kubelet";
     CONDITIONS = Gauge "nodedock_conditions" ["code"] "Current conditions of the node by problem code";
     CDI_AGAIN = Counter "nodedock_cdi_files_rendered_again" [] "CDI files of prepared claims that were rendered again because they were missing or altered";

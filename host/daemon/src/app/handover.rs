@@ -212,7 +212,10 @@ async fn ended(previous: &mut Connection) {
     match ended.await {
         Ok(Some(Message::Ended) | None) => {}
         Ok(Some(message)) => {
-            tracing::debug!(?message, "the instance before sent what makes no sense")
+            tracing::debug!(
+                message = message.word(),
+                "the instance before sent what makes no sense"
+            )
         }
         Err(error) => {
             tracing::warn!(

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,11 +26,12 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::report_statuses;
-use super::users;
+use super::{device_class_files, users};
 use crate::admin::AtStart;
 use crate::config::LocalApiConfig;
 use crate::user_connections::UserConnections;
 use nodedock_base::changes::Changes;
+use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::file;
@@ -53,7 +54,9 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
+use nodedock_model::{
+    ApiObject, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
+};
 
 /// Maximum time of a driver for the check of parameters, for which a writer waits.
 const PARAMETERS_DEADLINE: Duration = Duration::from_secs(10);
@@ -105,17 +108,48 @@ pub struct KeptIdentity {
     pub address: Option<SocketAddr>,
 }
 
+/// An identity that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityFileError {
+    #[error("read {}", path.display())]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{} is no identity of the local API", path.display())]
+    Damaged {
+        path: PathBuf,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Renames a damaged file, and returns its new name.
+fn set_aside(path: &Path) -> Result<PathBuf> {
+    let aside = path.with_added_extension(format!("damaged-{}", now_ms()));
+    std::fs::rename(path, &aside)
+        .with_context(|| format!("rename {} to {}", path.display(), aside.display()))?;
+    Ok(aside)
+}
+
 impl KeptIdentity {
     /// None: there is none yet.
-    pub fn read(path: &Path) -> Result<Option<Self>> {
-        let text = match std::fs::read_to_string(path) {
+    pub fn read(path: &Path) -> Result<Option<Self>, IdentityFileError> {
+        let text = match std::fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+            Err(source) => {
+                let path = path.to_owned();
+                return Err(IdentityFileError::Read { path, source });
+            }
         };
-        let read = serde_json::from_str(&text);
-        read.map(Some)
-            .with_context(|| format!("{} is no identity of the local API", path.display()))
+        let damaged = |source| IdentityFileError::Damaged {
+            path: path.to_owned(),
+            source,
+        };
+        let read: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.into()))?;
+        let usable = read.identity().check();
+        usable.map_err(|error| damaged(error.into()))?;
+        Ok(Some(read))
     }
 
     pub fn identity(&self) -> Identity {
@@ -126,22 +160,39 @@ impl KeptIdentity {
         }
     }
 
-    /// The identity that is kept, or a new one, with the address of this start.
-    fn open(path: &Path, address: SocketAddr) -> Result<Identity> {
-        let kept = match Self::read(path)? {
-            Some(kept) => kept,
-            None => {
-                let Identity {
-                    certificate_pem,
-                    key_pem,
-                    token,
-                } = Identity::generate().context("make an identity of the local API")?;
-                Self {
-                    certificate: certificate_pem,
-                    key: key_pem,
-                    token,
-                    address: None,
-                }
+    fn new() -> Result<Self> {
+        let Identity {
+            certificate_pem,
+            key_pem,
+            token,
+        } = Identity::generate().context("make an identity of the local API")?;
+        Ok(Self {
+            certificate: certificate_pem,
+            key: key_pem,
+            token,
+            address: None,
+        })
+    }
+
+    /// The identity that is kept, or a new one, with the address of this start. A damaged file is set aside, with a condition until the next start:
+    /// without its identity clients cannot reach the API, and without the daemon no claim can be prepared.
+    fn open(path: &Path, address: SocketAddr, conditions: &Conditions) -> Result<Identity> {
+        let kept = match Self::read(path) {
+            Ok(Some(kept)) => kept,
+            Ok(None) => Self::new()?,
+            Err(IdentityFileError::Read { path, source }) => {
+                return Err(source).with_context(|| format!("read {}", path.display()));
+            }
+            Err(damaged) => {
+                let aside = set_aside(path)?;
+                let message = format!(
+                    "{}: it is set aside as {}, and the local API has a new certificate and token; give them to its clients with nodedock kubeconfig --output FILE",
+                    chain(&damaged),
+                    aside.display()
+                );
+                let problem = Problem::internal(ProblemCode::ApiIdentityReplaced, message);
+                conditions.set(&path.display().to_string(), problem);
+                Self::new()?
             }
         };
         let identity = kept.identity();
@@ -332,6 +383,12 @@ impl LocalApi {
             listeners,
             stop,
         )?;
+        device_class_files::watch(
+            parts.paths.device_classes.clone(),
+            self.client.clone(),
+            parts.conditions.clone(),
+            &tasks,
+        );
         let node = self.config.node.clone();
         let facts = Facts::start(&tasks, &self.client, node.clone(), parts.conditions.clone());
         let statuses = Statuses::start(
@@ -412,7 +469,7 @@ impl LocalApi {
             if !address.ip().is_loopback() {
                 bail!("the local API listens on loopback addresses alone, and {address} is none");
             }
-            let identity = KeptIdentity::open(&paths.api_identity, address)?;
+            let identity = KeptIdentity::open(&paths.api_identity, address, &conditions)?;
             let (server, stop) = (server.clone(), stop.clone());
             tasks.spawn("local-api-address", async move {
                 let listener = tokio::select! {
@@ -613,6 +670,53 @@ mod tests {
             key,
             object,
             revision,
+        }
+    }
+
+    #[test]
+    fn damaged_identity_is_set_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("api-identity.json");
+        let address = "127.0.0.1:7443".parse().unwrap();
+        let conditions = Conditions::default();
+        let first = KeptIdentity::open(&path, address, &conditions).unwrap();
+        let again = KeptIdentity::open(&path, address, &conditions).unwrap();
+        assert_eq!(first.token, again.token);
+        assert!(conditions.list().is_empty());
+        let whole = std::fs::read_to_string(&path).unwrap();
+        let other_key = Identity::generate().unwrap().key_pem;
+        let kept: Value = serde_json::from_str(&whole).unwrap();
+        let mut of_other_key = kept.clone();
+        of_other_key["key"] = other_key.into();
+        let mut without_token = kept;
+        without_token["token"] = "".into();
+        let damaged = [
+            Vec::new(),
+            b"\xff\xfe".to_vec(),
+            whole.as_bytes()[..whole.len() / 2].to_vec(),
+            of_other_key.to_string().into_bytes(),
+            without_token.to_string().into_bytes(),
+        ];
+        for text in damaged {
+            std::fs::write(&path, &text).unwrap();
+            let conditions = Conditions::default();
+            let new = KeptIdentity::open(&path, address, &conditions).unwrap();
+            assert_ne!(new.token, first.token);
+            let [condition] = &conditions.list()[..] else {
+                panic!("one condition");
+            };
+            assert_eq!(condition.problem.code, ProblemCode::ApiIdentityReplaced);
+            let kept = std::fs::read_dir(directory.path()).unwrap().any(|entry| {
+                let path = entry.unwrap().path();
+                path.to_string_lossy().contains(".damaged-") && std::fs::read(path).unwrap() == text
+            });
+            assert!(kept, "{text:?}");
+            assert_eq!(
+                KeptIdentity::open(&path, address, &conditions)
+                    .unwrap()
+                    .token,
+                new.token
+            );
         }
     }
 

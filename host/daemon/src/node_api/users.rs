@@ -71,7 +71,10 @@ where
         if USER_METHODS.contains(&method) {
             return Either::Left(self.0.call(request));
         }
-        let why = format!("{method:?} is for root alone; users have {USER_METHODS:?}");
+        let why = format!(
+            "{method:?} is for root alone; users have {}",
+            USER_METHODS.join(", ")
+        );
         let refused = Status::permission_denied(why).into_http();
         Either::Right(std::future::ready(Ok(refused)))
     }

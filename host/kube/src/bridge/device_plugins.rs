@@ -224,7 +224,7 @@ impl DevicePluginController {
         if Instant::now() >= self.remembered_until && !self.remembered.is_empty() {
             let resources: Vec<_> = self.remembered.keys().map(ToString::to_string).collect();
             tracing::warn!(
-                ?resources,
+                resources = resources.join(", "),
                 "withdrawn: the drivers of the last run did not come back"
             );
             self.remembered.clear();

@@ -95,7 +95,8 @@ fn parsed<K: Resource + Clone + Debug + DeserializeOwned>(object: DynamicObject)
     match object.try_parse() {
         Ok(object) => ObjectEvent::Is(Arc::new(object)),
         Err(error) => {
-            tracing::warn!(?key, %error, "an object of the local API is left out");
+            let (namespace, name) = (&key.0, &key.1);
+            tracing::warn!(namespace, name, %error, "an object of the local API is left out");
             ObjectEvent::Gone(key)
         }
     }

@@ -62,6 +62,16 @@ enum Ends {
     Consumer(String),
 }
 
+impl Ends {
+    /// Returns the UID of the pod whose use ends. `None`: the whole claim ends.
+    fn consumer(&self) -> Option<&str> {
+        match self {
+            Self::Claim => None,
+            Self::Consumer(pod) => Some(pod),
+        }
+    }
+}
+
 /// Returns what of a claim ends with which processes.
 fn ends_of(claim: &ResourceClaim) -> BTreeMap<Ends, BTreeSet<ProcessOrError>> {
     let owners: BTreeSet<_> = processes_of(claim, PROCESS_ANNOTATION)
@@ -166,7 +176,7 @@ async fn end_with(
     tracing::info!(
         namespace,
         claim = name,
-        ?ends,
+        consumer = ends.consumer(),
         "the claim or a use of it ends with its processes"
     );
 }

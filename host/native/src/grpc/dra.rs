@@ -92,7 +92,7 @@ impl Caller {
         if !strangers.is_empty() {
             let (driver, request, count) = (&self.name, &call.request_id, strangers.len());
             let first = strangers.first().map(|uid| super::cut(uid, 64));
-            tracing::warn!(%driver, %request, count, ?first, "the driver answered for claims that were not requested");
+            tracing::warn!(%driver, %request, count, first, "the driver answered for claims that were not requested");
         }
         outcomes
     }

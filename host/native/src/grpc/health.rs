@@ -113,8 +113,8 @@ impl Watch {
                     return;
                 }
                 Err(status) if !std::mem::replace(&mut complained, true) => {
-                    let why = clean(status.message());
-                    tracing::warn!(%driver, code = ?status.code(), why, "the health stream ended, opening it again");
+                    let (code, why) = (format!("{:?}", status.code()), clean(status.message()));
+                    tracing::warn!(%driver, code, why, "the health stream ended, opening it again");
                 }
                 Err(_) | Ok(()) => {}
             }

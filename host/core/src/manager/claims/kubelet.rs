@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::log::{EndedRequest, User};
 use super::machine::{self, Holder, UnprepareRequest};
 use super::metrics::{ClaimMetrics, PREPARE, UNPREPARE};
 use super::prepare::Prepares;
@@ -139,11 +140,21 @@ impl KubeletClaims {
     ) -> Result<PreparedForKubelet, Problem> {
         let (kubelet, driver) = (self.clone(), driver.clone());
         complete(&self.tasks, "kubelet", async move {
-            let started = Instant::now();
+            let (started, id) = (Instant::now(), claim.id().clone());
             let outcome = kubelet
-                .prepare_locked_part(&driver, claim, request_id)
+                .prepare_locked_part(&driver, claim, request_id.clone())
                 .await;
             kubelet.metrics.observe(PREPARE, started, outcome.is_err());
+            let record = kubelet.records.table().claim(id.uid.as_str()).cloned();
+            let ended = EndedRequest {
+                claim: &id,
+                user: User::Consumers(record.as_deref()),
+                allocation: record.as_deref().map(|record| &record.allocation),
+                part: Some(&driver),
+                started,
+                request: &request_id,
+            };
+            ended.log_prepare(outcome.as_ref().map(|_| ()));
             outcome
         })
         .await

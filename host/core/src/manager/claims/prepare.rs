@@ -12,6 +12,7 @@ use super::calls::{Callees, DriverCalls, Outcomes, Work, are_pure, prepared_by};
 use super::files::{Nodes, SpecFiles};
 use super::hardware::Holds;
 use super::held_hardware;
+use super::log::{EndedRequest, User};
 use super::machine::{self, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
@@ -143,6 +144,7 @@ impl Prepares {
         inline: &[Claim],
         request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
+        let started = std::time::Instant::now();
         let mut resolved = Vec::with_capacity(request.claims.len());
         for reference in &request.claims {
             let claim = self.resolve(inline, request, reference).await;
@@ -164,14 +166,17 @@ impl Prepares {
                 holder,
                 Some((request, &resolved)),
                 plan,
-                &self.calls.driver_call(request_id),
+                &self.calls.driver_call(request_id.clone()),
             )
             .await;
         drop(locks);
-        resolved
-            .into_iter()
-            .map(|resolved| outcome(request, resolved, &ends))
-            .collect()
+        let mut outcomes = Vec::with_capacity(resolved.len());
+        for resolved in resolved {
+            let outcome = outcome(request, &resolved, &ends);
+            log_outcome(request, &resolved, &outcome, started, &request_id);
+            outcomes.push(outcome);
+        }
+        outcomes
     }
 
     async fn resolve(
@@ -624,24 +629,44 @@ fn device_of(allocated: &AllocatedDevice) -> (&DriverName, &PoolName, &DeviceNam
     (&allocated.driver, &allocated.pool, &allocated.device)
 }
 
-fn outcome(request: &PodRequest, resolved: ResolvedClaim, ends: &Outcomes) -> ClaimOutcome {
-    let (uid, end) = match resolved.claim {
-        Err(problem) => (resolved.reference.claim_uid, Err(problem)),
+fn outcome(request: &PodRequest, resolved: &ResolvedClaim, ends: &Outcomes) -> ClaimOutcome {
+    let (uid, end) = match &resolved.claim {
+        Err(problem) => (resolved.reference.claim_uid.clone(), Err(problem.clone())),
         Ok(claim) => {
             let end = ends
                 .get(&claim.id.uid)
                 .cloned()
                 .unwrap_or_else(|| Err(interrupted()));
-            (Some(claim.id.uid), end)
+            (Some(claim.id.uid.clone()), end)
         }
     };
     let namespace = request.pod.namespace.clone();
     ClaimOutcome {
         namespace,
-        name: resolved.reference.claim_name,
+        name: resolved.reference.claim_name.clone(),
         uid,
         end,
     }
+}
+
+fn log_outcome(
+    request: &PodRequest,
+    resolved: &ResolvedClaim,
+    outcome: &ClaimOutcome,
+    started: std::time::Instant,
+    request_id: &str,
+) {
+    let claim = resolved.claim.as_ref();
+    let name = format!("{}/{}", outcome.namespace, outcome.name);
+    let ended = EndedRequest {
+        claim: &name,
+        user: User::Pod(&request.pod),
+        allocation: claim.ok().and_then(|claim| claim.allocation.as_ref()),
+        part: None,
+        started,
+        request: request_id,
+    };
+    ended.log_prepare(outcome.end.as_ref().map(|_| ()));
 }
 
 /// The accepted claims, by the pod's own names for them.

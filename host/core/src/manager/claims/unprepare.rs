@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::calls::{DriverCalls, Outcomes, Work, are_pure};
 use super::files::{Nodes, SpecFiles};
+use super::log::{EndedRequest, User};
 use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep};
 use super::retries::Retries;
 use super::{ClaimEnd, ClaimOutcome};
@@ -172,6 +174,37 @@ impl Unprepares {
         by: UnprepareRequest<'_>,
         call: &Call,
     ) -> Outcomes {
+        let started = Instant::now();
+        let records: Vec<_> = {
+            let table = self.records.table();
+            uids.iter()
+                .filter_map(|uid| table.claim(uid.as_str()).cloned())
+                .collect()
+        };
+        let ends = self.carry_out(uids, by, call).await;
+        for record in records {
+            let Some(end) = ends.get(&record.id.uid) else {
+                continue;
+            };
+            // The first failure has a line; a claim that stays open has a condition.
+            if matches!(by, UnprepareRequest::Retry) && end.is_err() {
+                continue;
+            }
+            let pod = by.pod().and_then(|pod| record.pods.get(pod));
+            let ended = EndedRequest {
+                claim: &record.id,
+                user: pod.map_or(User::Consumers(Some(&*record)), User::Pod),
+                allocation: Some(&record.allocation),
+                part: by.part(),
+                started,
+                request: &call.request_id,
+            };
+            ended.log_unprepare(end.as_ref().copied());
+        }
+        ends
+    }
+
+    async fn carry_out(&self, uids: &[Uid], by: UnprepareRequest<'_>, call: &Call) -> Outcomes {
         let pod = by.pod();
         let (mut ends, mut undo) = (Outcomes::new(), Undo::default());
         let (mut work, mut left): (Vec<Work>, Vec<Arc<ClaimRecord>>) = Default::default();

@@ -33,6 +33,21 @@ pub(super) enum Message {
     Ended,
 }
 
+impl Message {
+    /// Returns the name of the message, for the log.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::Ask { .. } => "ask",
+            Self::StandBy { .. } => "stand-by",
+            Self::Released { .. } => "released",
+            Self::Refused { .. } => "refused",
+            Self::Listeners { .. } => "listeners",
+            Self::Serving => "serving",
+            Self::Ended => "ended",
+        }
+    }
+}
+
 /// A connection to another instance.
 #[derive(Debug)]
 pub(super) struct Connection {

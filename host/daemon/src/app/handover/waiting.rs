@@ -115,7 +115,7 @@ async fn request(
         }
         Ok(Some(message)) => {
             tracing::debug!(
-                ?message,
+                message = message.word(),
                 "the instance that serves answered with a message that makes no sense"
             );
         }

@@ -179,7 +179,8 @@ impl UnusedClaims {
                 Ok(false) => {}
                 Ok(true) => {
                     self.context.metrics.released.inc();
-                    tracing::info!(%driver, %claim, ?devices, "released devices that no pod uses");
+                    let devices = devices.iter().cloned().collect::<Vec<_>>().join(", ");
+                    tracing::info!(%driver, %claim, devices, "released devices that no pod uses");
                 }
                 // The claim manager retries by itself, and so does the next round.
                 Err(problem) => {
