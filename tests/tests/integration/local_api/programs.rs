@@ -406,8 +406,10 @@ async fn signals_are_forwarded_unless_ignored() {
 async fn terminal_interrupt_is_delivered_once() {
     let daemon = machine().await;
     let nodedock = daemon.command();
-    // `script` has a terminal for its command, and passes on what is written to it.
-    let mut script = Command::new("script");
+    // `script` has a terminal for its command, and passes on what is written to it. A shell that starts the tests in the background ignores the
+    // signal, which could not be trapped then.
+    let mut script = Command::new("env");
+    script.args(["--default-signal=INT", "script"]);
     let run =
         format!("exec \"$NODEDOCK\" run-with --class gpu --select '{ONE}' -- sh -c \"$HEEDS\"");
     script.args(["--quiet", "--return", "--command", &run, "/dev/null"]);
