@@ -2,6 +2,7 @@
 
 mod contention;
 mod files;
+mod full_disk;
 mod hardware;
 mod histories;
 mod interrupted;

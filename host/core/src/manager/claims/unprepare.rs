@@ -22,7 +22,7 @@ use crate::records::values::{RecordedValues, RestoreRequest};
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, Uid};
 
 impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
@@ -130,16 +130,17 @@ impl Unprepares {
         end.map_or(Ok(()), |end| end.map(drop))
     }
 
-    /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused.
+    /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused, or with whose results the host failed. If
+    /// the checkpoint takes no writes, the drivers are called under the intent of the prepare, and the records are removed later.
     pub(super) async fn roll_back(
         &self,
-        records: Vec<Arc<ClaimRecord>>,
+        records: Vec<(Arc<ClaimRecord>, Option<Problem>)>,
         part: Option<&DriverName>,
         call: &Call,
     ) {
         let work: Vec<Work> = records
             .into_iter()
-            .map(|record| machine::roll_back(&record, part, now_ms()))
+            .map(|(record, failure)| machine::roll_back(&record, part, failure.as_ref(), now_ms()))
             .collect();
         let mut undo = Undo::default();
         {
@@ -151,20 +152,27 @@ impl Unprepares {
             .iter()
             .map(|(record, _)| Change::PutClaim(Arc::clone(record)))
             .collect();
-        if self.records.commit(changes, undo).await.is_ok() {
-            failpoint::pass(Point::RollbackIntended);
-            let results = self.calls.call_unprepare(&work, call).await;
-            self.remove_unprepared(
-                work,
-                results,
-                part.is_none(),
-                part,
-                call,
-                &mut Outcomes::new(),
-            )
-            .await;
-            failpoint::pass(Point::RollbackDone);
+        match self.records.commit(changes, undo).await {
+            Ok(()) => failpoint::pass(Point::RollbackIntended),
+            Err(problem) if is_without_writes(&problem) => {
+                let mut table = self.records.table();
+                work.iter()
+                    .for_each(|(record, _)| drop(table.put(record.clone())));
+            }
+            // A closed or damaged checkpoint: the next instance finds the intent of the prepare.
+            Err(_) => return,
         }
+        let results = self.calls.call_unprepare(&work, call).await;
+        self.remove_unprepared(
+            work,
+            results,
+            part.is_none(),
+            part,
+            call,
+            &mut Outcomes::new(),
+        )
+        .await;
+        failpoint::pass(Point::RollbackDone);
     }
 
     /// Unprepares claims whose locks the caller has.
@@ -501,6 +509,12 @@ impl Unprepares {
             adapters.set_taken(&taken);
         }
     }
+}
+
+/// Returns whether a commit failed because the disk takes no writes, so that nothing of it is there and a later one may succeed.
+fn is_without_writes(problem: &Problem) -> bool {
+    problem.code == ProblemCode::CheckpointDiskFull
+        || problem.code == ProblemCode::CheckpointReadOnly
 }
 
 /// Returns whether every driver has unprepared its part, so that the claims are gone.

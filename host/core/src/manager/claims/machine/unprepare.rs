@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, UnprepareStep, kubelet, not_called, transition, worst};
+use super::{ClaimTable, ROLLED_BACK, UnprepareStep, kubelet, not_called, transition, worst};
 use nodedock_model::{
     Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
 };
@@ -127,22 +127,22 @@ pub fn finish_unprepare(
 }
 
 /// The intent to unprepare a claim that every driver refused for good, or (`part`) the part of one that did. The drivers are called all
-/// the same: they may have begun.
+/// the same: they may have begun. `failure`: the drivers prepared it, and the host could not store their results or write its files.
 pub fn roll_back(
     record: &ClaimRecord,
     part: Option<&DriverName>,
+    failure: Option<&Problem>,
     now_ms: u64,
 ) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
-    let by = part.map_or_else(
-        || "every driver".to_owned(),
-        |driver| format!("driver {driver}"),
-    );
-    record.note(transition(
-        now_ms,
-        "rolled back",
-        &format!("refused by {by}"),
-    ));
+    let cause = match (failure, part) {
+        (Some(_), _) => "its results are not stored".to_owned(),
+        (None, None) => "refused by every driver".to_owned(),
+        (None, Some(driver)) => format!("refused by driver {driver}"),
+    };
+    let mut entry = transition(now_ms, ROLLED_BACK, &cause);
+    entry.problem = failure.cloned();
+    record.note(entry);
     let drivers = part.map_or_else(
         || record.drivers.keys().cloned().collect(),
         |driver| vec![driver.clone()],
