@@ -457,6 +457,24 @@ pub struct ReleaseRecord {
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
+/// A claim that was prepared and unprepared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EndedRecord {
+    pub id: ObjectRef,
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// Pods that used it last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pods: BTreeMap<Uid, ObjectRef>,
+    /// Its devices as `pool/device`, by driver.
+    pub devices: BTreeMap<DriverName, Vec<String>>,
+    /// The claim's history to its end.
+    pub timeline: VecDeque<Transition>,
+    /// Fields of a newer version, preserved unchanged.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
 /// Devices of a driver that did not unprepare a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Untold {

@@ -22,8 +22,8 @@ pub(super) use holds::holds_of;
 pub use holds::{CounterFacts, DerivedKey, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, check_release, finish_unprepare, release,
-    released, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, check_release, ended, finish_unprepare,
+    release, released, roll_back, unprepare,
 };
 
 /// Requester of a claim.
@@ -561,7 +561,7 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
     }
     settle(record);
     if record.state == ClaimState::Prepared {
-        record.note(transition(now_ms, "prepared", ""));
+        record.note(transition(now_ms, PREPARED, ""));
     }
 }
 
@@ -587,6 +587,8 @@ fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
         .cloned()
 }
 
+/// The entry of a claim's history when all of it is prepared.
+const PREPARED: &str = "prepared";
 /// The entry of a claim's history when a prepare is undone.
 const ROLLED_BACK: &str = "rolled back";
 

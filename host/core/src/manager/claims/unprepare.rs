@@ -259,7 +259,7 @@ impl Unprepares {
             let called = self.calls.call_unprepare(&work, call).await;
             if all_gone(&work, &called) {
                 ends.extend(
-                    self.remove_at_once(&records, pod.is_some(), changes, undo)
+                    self.remove_at_once(&work, &called, pod.is_some(), changes, undo)
                         .await,
                 );
                 return ends;
@@ -316,13 +316,17 @@ impl Unprepares {
     /// Removes claims that are unprepared and of which the checkpoint has no intent. If that fails, they are as before the request.
     async fn remove_at_once(
         &self,
-        gone: &[Arc<ClaimRecord>],
+        work: &[Work],
+        results: &[Vec<UnprepareResult>],
         pods_locked: bool,
-        changes: Vec<Change>,
+        mut changes: Vec<Change>,
         undo: Undo,
     ) -> Outcomes {
+        let gone: Vec<_> = work.iter().map(|(record, _)| record.clone()).collect();
+        let ends = gone.iter().zip(results);
+        changes.extend(ends.filter_map(|(record, results)| end_of(record, results)));
         let end = self
-            .remove(gone, pods_locked, changes, undo)
+            .remove(&gone, pods_locked, changes, undo)
             .await
             .map(|()| ClaimEnd::Unprepared);
         if end.is_err() {
@@ -355,7 +359,7 @@ impl Unprepares {
         if work.is_empty() {
             return;
         }
-        let (mut gone, mut stay) = (Vec::new(), Vec::new());
+        let (mut gone, mut stay, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         let restore = RestoreRequest::of(call);
         for ((record, _), results) in work.iter().zip(&mut results) {
             let restored = self
@@ -368,7 +372,10 @@ impl Unprepares {
             self.remove_files_of_parts(record, results).await;
             let uid = record.id.uid.clone();
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
-                UnprepareEnd::Gone => gone.push(record.clone()),
+                UnprepareEnd::Gone => {
+                    ended.extend(end_of(record, results));
+                    gone.push(record.clone());
+                }
                 UnprepareEnd::Stays(record, problem) => {
                     let end = match part {
                         Some(driver) => machine::end_of_part(&record, driver),
@@ -386,7 +393,7 @@ impl Unprepares {
             .collect();
         open.extend(self.commit_rest(stay, ends).await);
         let end = self
-            .remove(&gone, pods_locked, Vec::new(), Undo::default())
+            .remove(&gone, pods_locked, ended, Undo::default())
             .await
             .map(|()| ClaimEnd::Unprepared);
         ends.extend(
@@ -509,6 +516,12 @@ impl Unprepares {
             adapters.set_taken(&taken);
         }
     }
+}
+
+/// The change that lists a claim as ended, if it was prepared.
+fn end_of(record: &ClaimRecord, results: &[UnprepareResult]) -> Option<Change> {
+    let ended = machine::ended(record, results, now_ms())?;
+    Some(Change::PutEnded(Arc::new(ended)))
 }
 
 /// Returns whether a commit failed because the disk takes no writes, so that nothing of it is there and a later one may succeed.

@@ -200,7 +200,9 @@ impl Home {
         let unreadable = opened.dump.unreadable_claims();
         let claims =
             ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
-        let claims = claims.with_released(opened.dump.released);
+        let claims = claims
+            .with_released(opened.dump.released)
+            .with_ended(opened.dump.ended);
         let (source, changes, tasks) = (
             Arc::new(FakeSource::new()),
             Changes::default(),

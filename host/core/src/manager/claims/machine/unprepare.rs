@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, ROLLED_BACK, UnprepareStep, kubelet, not_called, transition, worst};
+use super::{
+    ClaimTable, PREPARED, ROLLED_BACK, UnprepareStep, kubelet, not_called, transition, worst,
+};
 use nodedock_model::{
-    Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
+    Caller, ClaimRecord, ClaimState, DriverName, EndedRecord, ObjectRef, Problem, ReleaseRecord,
+    Transition, Uid, Untold,
 };
 
 /// Requester of an unprepare.
@@ -83,6 +86,9 @@ fn call_leaving(record: Arc<ClaimRecord>) -> UnprepareStep {
     UnprepareStep::Call { record, drivers }
 }
 
+/// The entry of a claim's history when a driver has unprepared its part.
+const GIVEN_UP: &str = "given up by driver";
+
 /// A driver's result of an unprepare, and its duration in microseconds.
 pub type UnprepareResult = (DriverName, Result<(), Problem>, u64);
 
@@ -104,7 +110,7 @@ pub fn finish_unprepare(
     let mut record = record.clone();
     for (driver, outcome, duration_us) in results {
         let what = if outcome.is_ok() {
-            "given up by driver"
+            GIVEN_UP
         } else {
             "not given up by driver"
         };
@@ -152,6 +158,53 @@ pub fn roll_back(
         None => record.state = ClaimState::Unpreparing,
     }
     (Arc::new(record), drivers)
+}
+
+/// The record of a claim that its drivers unprepared now. None: it was not prepared before, or its prepare was undone.
+pub fn ended(
+    record: &ClaimRecord,
+    results: &[UnprepareResult],
+    now_ms: u64,
+) -> Option<EndedRecord> {
+    let mut timeline = record.timeline.iter().rev();
+    let last = timeline.find(|entry| entry.what == PREPARED || entry.what == ROLLED_BACK);
+    let was_prepared = match last {
+        Some(entry) => entry.what == PREPARED,
+        // A longer history than the record keeps.
+        None => record.drivers.values().any(|part| part.prepared.is_some()),
+    };
+    if !was_prepared {
+        return None;
+    }
+    let mut left = record.clone();
+    for (driver, _, duration_us) in results {
+        left.note_repeated(Transition {
+            duration_us: *duration_us,
+            ..transition(now_ms, GIVEN_UP, driver.as_str())
+        });
+    }
+    left.note(transition(now_ms, "unprepared", ""));
+    let devices = record.allocation.drivers().into_iter().map(|driver| {
+        let devices = record.device_names(driver).collect();
+        (driver.clone(), devices)
+    });
+    let consumers = record.kubelet.iter().flat_map(|hold| &hold.consumers);
+    let of_kubelet = consumers.filter(|consumer| consumer.is_pod()).map(|pod| {
+        let pod = ObjectRef {
+            namespace: record.id.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        (pod.uid.clone(), pod)
+    });
+    Some(EndedRecord {
+        id: record.id.clone(),
+        at_ms: now_ms,
+        devices: devices.collect(),
+        pods: left.pods.into_iter().chain(of_kubelet).collect(),
+        timeline: left.timeline,
+        unknown: BTreeMap::new(),
+    })
 }
 
 /// Fails if an operator may not release a claim: a pod or a kubelet holds it, and it is not being unprepared.
