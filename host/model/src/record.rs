@@ -415,12 +415,26 @@ pub struct NodeRecord {
     pub name: ObjectName,
     /// Time since which the node has had this name, in milliseconds since the Unix epoch.
     pub since_ms: u64,
+    /// Names that it had before, and of which a cluster may still have objects; the newest last, at most [`Self::FORMER_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<FormerName>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
+/// A name that a node had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormerName {
+    pub name: ObjectName,
+    /// Time of the rename, in milliseconds since the Unix epoch.
+    pub until_ms: u64,
+}
+
 impl NodeRecord {
+    /// Former names in a record.
+    pub const FORMER_MAX: usize = 8;
+
     /// Key of the one record.
     pub const KEY: &str = "node";
 
@@ -429,7 +443,25 @@ impl NodeRecord {
             uid: Uid::new(Self::KEY).expect("it has letters only"),
             name,
             since_ms,
+            former: Vec::new(),
             unknown: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the record of the node after it got another name.
+    #[must_use]
+    pub fn renamed(self, name: ObjectName, now_ms: u64) -> Self {
+        let mut former = self.former;
+        former.push(FormerName {
+            name: self.name,
+            until_ms: now_ms,
+        });
+        former.retain(|former| former.name != name);
+        former.drain(..former.len().saturating_sub(Self::FORMER_MAX));
+        Self {
+            former,
+            unknown: self.unknown,
+            ..Self::new(name, now_ms)
         }
     }
 }
