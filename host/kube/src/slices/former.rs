@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn node_of_other_machine_is_not_ours() {
+    fn other_machines_node_is_not_ours() {
         let (own, clone, other) = (node("m", "u"), node("m", "u2"), node("m2", "u2"));
         assert_eq!(owner(None, Some(&own)), Owner::None);
         assert_eq!(owner(Some(&own), Some(&own)), Owner::ThisMachine);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn own_slices_of_former_name_are_deleted() {
+    async fn former_name_loses_own_slices() {
         let (server, mut names, dir) = renamed().await;
         names.look_at_all().await.unwrap();
         assert_eq!(slices(&server), ["c"]);

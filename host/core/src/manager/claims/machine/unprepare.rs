@@ -87,7 +87,7 @@ fn call_leaving(record: Arc<ClaimRecord>) -> UnprepareStep {
 }
 
 /// The entry of a claim's history when a driver has unprepared its part.
-const GIVEN_UP: &str = "given up by driver";
+const UNPREPARED_BY_DRIVER: &str = "given up by driver";
 
 /// A driver's result of an unprepare, and its duration in microseconds.
 pub type UnprepareResult = (DriverName, Result<(), Problem>, u64);
@@ -110,7 +110,7 @@ pub fn finish_unprepare(
     let mut record = record.clone();
     for (driver, outcome, duration_us) in results {
         let what = if outcome.is_ok() {
-            GIVEN_UP
+            UNPREPARED_BY_DRIVER
         } else {
             "not given up by driver"
         };
@@ -180,7 +180,7 @@ pub fn ended(
     for (driver, _, duration_us) in results {
         left.note_repeated(Transition {
             duration_us: *duration_us,
-            ..transition(now_ms, GIVEN_UP, driver.as_str())
+            ..transition(now_ms, UNPREPARED_BY_DRIVER, driver.as_str())
         });
     }
     left.note(transition(now_ms, "unprepared", ""));
