@@ -65,6 +65,7 @@ const PRINTED: &[&str] = &[
     "DeviceNode",
     "Driver",
     "DriverTrust",
+    "EndedClaim",
     "ExcludedDevice",
     "KubeletHold",
     "Mount",
@@ -105,6 +106,8 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ),
     ("Consumer.api_group", NO_EMPTY_TEXT),
     ("ContainerDevices.conflicts", NO_EMPTY_LIST),
+    ("EndedClaim.id", "flatten"),
+    ("EndedClaim.at_ms", AT),
     (
         "Device.attributes_json",
         "rename = \"attributes\", serialize_with = \"crate::json::parsed\"",

@@ -1,16 +1,15 @@
-//! The server: it opens with stored objects, decides on writes one at a time, and makes them durable before it answers.
+//! The server: it opens with stored objects, decides on writes one at a time, and makes them durable, several at once, before it answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::options::{Access, Check, Options};
 use crate::resources;
 use crate::route::{self, Route};
-use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, Turn, key};
+use crate::state::{Draft, FIRST_REVISION, ObjectStore, Snapshot, key};
 use crate::status::Refusal;
 use crate::storage::{Loaded, Storage, StorageError};
 use crate::writes::{garbage, now};
@@ -29,7 +28,7 @@ pub enum OpenError {
         why: &'static str,
     },
     #[error("cannot store the namespace default")]
-    Storage(#[from] StorageError),
+    Storage(#[from] Arc<StorageError>),
 }
 
 /// An API server. Clones are the same server.
@@ -98,6 +97,18 @@ fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
     Ok(snapshot)
 }
 
+fn namespace_object(name: &str) -> Value {
+    json!({
+        "kind": "Namespace", "apiVersion": "v1",
+        "metadata": {
+            "name": name, "uid": uuid::Uuid::new_v4().to_string(), "creationTimestamp": now(),
+            "labels": { "kubernetes.io/metadata.name": name },
+        },
+        "spec": { "finalizers": ["kubernetes"] },
+        "status": { "phase": "Active" },
+    })
+}
+
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
@@ -151,28 +162,17 @@ impl Server {
     /// # Errors
     ///
     /// It cannot be stored.
-    pub async fn ensure_namespace(&self, name: &str) -> Result<(), StorageError> {
+    pub async fn ensure_namespace(&self, name: &str) -> Result<(), Arc<StorageError>> {
         let Some(namespaces) = resources::resource("namespaces") else {
             return Ok(());
         };
-        let turn = self.shared.turn().await;
-        let mut draft = Draft::of(self.snapshot());
-        if draft.next.object(namespaces, "", name).is_some() {
-            return Ok(());
-        }
-        draft.store(
-            namespaces,
-            json!({
-                "kind": "Namespace", "apiVersion": "v1",
-                "metadata": {
-                    "name": name, "uid": uuid::Uuid::new_v4().to_string(), "creationTimestamp": now(),
-                    "labels": { "kubernetes.io/metadata.name": name },
-                },
-                "spec": { "finalizers": ["kubernetes"] },
-                "status": { "phase": "Active" },
-            }),
-        );
-        self.commit(turn, draft).await
+        let decided = self.decide(false, |draft| {
+            if draft.next.object(namespaces, "", name).is_none() {
+                draft.store(namespaces, namespace_object(name));
+            }
+            Ok(())
+        });
+        decided.await.map(|_| ())
     }
 
     /// The objects as they are now.
@@ -204,7 +204,12 @@ impl Server {
         counts
     }
 
-    /// Decides on the current state, commits, publishes: `decide` runs while no other write does. Gives the warnings of the draft too.
+    /// Returns the objects with the writes that are decided and not durable yet, for a [`Check`] of another write.
+    pub fn decided(&self) -> Snapshot {
+        self.shared.head().snapshot
+    }
+
+    /// Decides on the current state, commits, publishes: `decide` runs while no other one does. Gives the warnings of the draft too.
     ///
     /// # Errors
     ///
@@ -214,48 +219,46 @@ impl Server {
         dry_run: bool,
         decide: impl FnOnce(&mut Draft) -> Result<T, Refusal>,
     ) -> Result<(T, Vec<String>), Refusal> {
-        let turn = self.shared.turn().await;
-        let mut draft = Draft {
-            dry_run,
-            ..Draft::of(self.snapshot())
-        };
-        let done = decide(&mut draft)?;
-        let warnings = std::mem::take(&mut draft.warnings);
-        if self.shared.options.controllers {
-            garbage::collect(&mut draft);
-        }
-        if !dry_run && !draft.changes.is_empty() {
-            self.commit(turn, draft).await.map_err(|error| {
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "cannot store objects"
-                );
-                crate::status::not_stored(&error)
-            })?;
-        }
-        Ok((done, warnings))
+        let controllers = self.shared.options.controllers;
+        let decided = self.decide(dry_run, |draft| {
+            let done = decide(draft)?;
+            let warnings = std::mem::take(&mut draft.warnings);
+            if controllers {
+                garbage::collect(draft);
+            }
+            Ok((done, warnings))
+        });
+        let decided = decided.await;
+        decided.unwrap_or_else(|error| Err(crate::status::not_stored(&error)))
     }
 
-    /// A commit that began is completed and published even if the caller goes away.
-    async fn commit(&self, turn: Turn, draft: Draft) -> Result<(), StorageError> {
-        let shared = Arc::clone(&self.shared);
-        let changes = draft.changes.len();
-        let mut work = Box::pin(async move {
-            shared.storage.commit(draft.to_store()).await?;
-            shared.publish(draft);
-            drop(turn);
-            Ok(())
-        });
-        if let Some(done) = work.as_mut().now_or_never() {
-            return done;
+    /// Returns the decision when it is durable, with everything that it was decided on. Writes that are decided during a commit share the next one.
+    async fn decide<T>(
+        &self,
+        dry_run: bool,
+        decide: impl FnOnce(&mut Draft) -> Result<T, Refusal>,
+    ) -> Result<Result<T, Refusal>, Arc<StorageError>> {
+        let turn = self.shared.turn().await;
+        let head = self.shared.head();
+        let mut draft = Draft {
+            dry_run,
+            ..Draft::of(head.snapshot.clone())
+        };
+        let decided = decide(&mut draft);
+        let is_stored = decided.is_ok() && !dry_run && !draft.changes.is_empty();
+        let end = self.shared.stage(&head, is_stored.then_some(draft));
+        drop(turn);
+        let Some(mut end) = end? else {
+            return Ok(decided);
+        };
+        let ended = end.wait_for(Option::is_some).await;
+        match ended.map(|ended| ended.clone()) {
+            Ok(Some(stored)) => stored.map(|()| decided),
+            Ok(None) | Err(_) => Err(Arc::new(StorageError {
+                changes: 0,
+                source: "the commit did not end".into(),
+            })),
         }
-        let joined = tokio::spawn(work).await;
-        joined.unwrap_or_else(|source| {
-            Err(StorageError {
-                changes,
-                source: source.into(),
-            })
-        })
     }
 
     /// Changes objects without a request, a check, or the storage: for servers whose storage is [`crate::Memory`]. It waits on the thread

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use futures::FutureExt;
 use rpds::RedBlackTreeMapSync;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -11,7 +12,7 @@ use crate::options::Options;
 use crate::resources::Resource;
 use crate::route::Route;
 use crate::status::{self, Refusal};
-use crate::storage::{self, ObjectKey, Storage};
+use crate::storage::{self, ObjectKey, Storage, StorageError};
 
 /// The first object of a server gets the next one.
 pub(crate) const FIRST_REVISION: u64 = 100;
@@ -329,11 +330,148 @@ impl WatchCache {
     }
 }
 
+/// How a commit ended. `None`: it has not.
+pub(crate) type CommitEnd = watch::Receiver<Option<Result<(), Arc<StorageError>>>>;
+
+/// A write that is decided and not durable.
+#[derive(Debug)]
+struct Write {
+    draft: Draft,
+    end: watch::Sender<Option<Result<(), Arc<StorageError>>>>,
+}
+
+/// Writes that are decided and not durable. While one commit is under way, the next one collects what is decided meanwhile, so that many writes wait
+/// for a few commits.
+#[derive(Debug, Default)]
+struct Undurable {
+    /// The objects after all decided writes. `None`: as readers have them.
+    head: Option<Snapshot>,
+    /// Writes of the next commit, in the order of their decisions.
+    next: Vec<Write>,
+    /// The end of the last write of the commit under way.
+    current: Option<CommitEnd>,
+    /// Number of commits that failed, and the last failure. What was decided before it is void.
+    failures: u64,
+    failed: Option<Arc<StorageError>>,
+}
+
+impl Undurable {
+    /// Begins the next commit, unless one is under way. Returns its writes; none: there is nothing to store.
+    fn begin(&mut self) -> Vec<Write> {
+        if self.current.is_some() {
+            return Vec::new();
+        }
+        self.current = self.next.last().map(|write| write.end.subscribe());
+        std::mem::take(&mut self.next)
+    }
+
+    fn add(&mut self, draft: Draft) {
+        self.head = Some(draft.next.clone());
+        let end = watch::Sender::new(None);
+        self.next.push(Write { draft, end });
+    }
+
+    /// Forgets what was decided on changes that are not stored, and returns it.
+    fn fail(&mut self, error: &Arc<StorageError>) -> Vec<Write> {
+        self.head = None;
+        self.failures += 1;
+        self.failed = Some(Arc::clone(error));
+        std::mem::take(&mut self.next)
+    }
+}
+
+/// A commit under way. One that is dropped before its end has failed.
+struct Commit {
+    store: Arc<ObjectStore>,
+    writes: Vec<Write>,
+    /// The storage refused several writes together: each gets a commit of its own, so that only the ones fail that cannot be stored, and those that
+    /// were decided on them.
+    one_by_one: bool,
+}
+
+impl Commit {
+    /// Commits its writes, and those that were decided meanwhile.
+    async fn run(mut self) {
+        while !self.writes.is_empty() {
+            let number = if self.one_by_one {
+                1
+            } else {
+                self.writes.len()
+            };
+            let writes = self.writes.iter().take(number);
+            let changes = writes.flat_map(|write| write.draft.to_store()).collect();
+            let storage = Arc::clone(&self.store.storage);
+            let stored = storage.commit(changes).await;
+            if stored.is_err() && number > 1 {
+                self.one_by_one = true;
+                continue;
+            }
+            self.end(number, stored);
+        }
+    }
+
+    /// Shows the first writes to readers if they are stored, and then ends them. Continues with those that were decided meanwhile.
+    fn end(&mut self, number: usize, stored: Result<(), StorageError>) {
+        let stored = stored.map_err(Arc::new);
+        let mut ends = Vec::new();
+        {
+            let mut undurable = self.store.undurable();
+            let ended = self.writes.drain(..number.min(self.writes.len()));
+            for Write { draft, end } in ended {
+                if stored.is_ok() {
+                    self.store.publish(draft);
+                }
+                ends.push(end);
+            }
+            if let Err(error) = &stored {
+                let void = self.writes.drain(..).chain(undurable.fail(error));
+                ends.extend(void.map(|write| write.end));
+            }
+            if self.writes.is_empty() {
+                undurable.current = None;
+                if undurable.next.is_empty() {
+                    undurable.head = None;
+                }
+                self.writes = undurable.begin();
+                self.one_by_one = false;
+            }
+        }
+        if let Err(error) = &stored {
+            tracing::error!(
+                error = error as &dyn std::error::Error,
+                writes = ends.len(),
+                "cannot store objects"
+            );
+        }
+        for end in ends {
+            end.send_replace(Some(stored.clone()));
+        }
+    }
+}
+
+impl Drop for Commit {
+    fn drop(&mut self) {
+        while !self.writes.is_empty() {
+            let changes = self.writes.iter().map(|write| write.draft.changes.len());
+            let (changes, source) = (changes.sum(), "the commit did not end".into());
+            self.end(self.writes.len(), Err(StorageError { changes, source }));
+        }
+    }
+}
+
+/// The state on which a write is decided.
+pub(crate) struct Head {
+    pub(crate) snapshot: Snapshot,
+    failures: u64,
+}
+
 /// The state with its storage, a turn for writers, and a signal after each change.
 pub(crate) struct ObjectStore {
     state: Mutex<WatchCache>,
+    /// Locked before the state.
+    undurable: Mutex<Undurable>,
     tick: watch::Sender<()>,
-    /// True while a write is in progress.
+    /// True while a write is decided.
     writing: watch::Sender<bool>,
     pub(crate) storage: Arc<dyn Storage>,
     pub(crate) options: Options,
@@ -363,6 +501,7 @@ impl ObjectStore {
         };
         Self {
             state: Mutex::new(state),
+            undurable: Mutex::default(),
             tick: watch::Sender::new(()),
             writing: watch::Sender::new(false),
             storage,
@@ -390,7 +529,62 @@ impl ObjectStore {
         self.tick.subscribe()
     }
 
-    /// Waits until no other write is under way. The first to look gets the turn, not the first to wait.
+    fn undurable(&self) -> MutexGuard<'_, Undurable> {
+        self.undurable
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns the objects with all decided writes, those that are not durable yet among them. The caller has the turn.
+    pub(crate) fn head(&self) -> Head {
+        let undurable = self.undurable();
+        let snapshot = undurable.head.clone();
+        Head {
+            snapshot: snapshot.unwrap_or_else(|| self.lock().now.clone()),
+            failures: undurable.failures,
+        }
+    }
+
+    /// Takes the changes of a decision, if it has any, into the next commit. Returns the commit after which the decision holds; `None`: it holds now.
+    ///
+    /// # Errors
+    ///
+    /// What it was decided on could not be stored.
+    pub(crate) fn stage(
+        self: &Arc<Self>,
+        decided_on: &Head,
+        draft: Option<Draft>,
+    ) -> Result<Option<CommitEnd>, Arc<StorageError>> {
+        let (end, writes) = {
+            let mut undurable = self.undurable();
+            if let Some(error) = &undurable.failed
+                && undurable.failures != decided_on.failures
+            {
+                return Err(Arc::clone(error));
+            }
+            if let Some(draft) = draft {
+                undurable.add(draft);
+            }
+            let next = undurable.next.last().map(|next| next.end.subscribe());
+            let end = next.or_else(|| undurable.current.clone());
+            (end, undurable.begin())
+        };
+        if !writes.is_empty() {
+            let commit = Commit {
+                store: Arc::clone(self),
+                writes,
+                one_by_one: false,
+            };
+            let mut commit = Box::pin(commit.run());
+            // A commit that began is completed even if the caller goes away.
+            if commit.as_mut().now_or_never().is_none() {
+                tokio::spawn(commit);
+            }
+        }
+        Ok(end)
+    }
+
+    /// Waits until no other write is decided. The first to look gets the turn, not the first to wait.
     pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
         let mut writing = self.writing.subscribe();
         loop {

@@ -34,9 +34,11 @@ pub struct StorageError {
 }
 
 /// Keeps the objects of a server beyond its process.
+///
+/// The server gives the changes of several writes in one call, and after an error those of each write in a call of its own.
 pub trait Storage: Send + Sync {
     /// Stores all changes or none of them. They are durable when it returns; after an error, none may be there after a restart. The
-    /// server calls it for one write at a time and completes the call if the client goes away.
+    /// server makes one call at a time, with the changes of one or more writes, and completes the call if the client goes away.
     fn commit(&self, changes: Vec<Change>) -> BoxFuture<'_, Result<(), StorageError>>;
 }
 

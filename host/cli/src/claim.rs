@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use futures::{StreamExt, stream};
 use nodedock_kube::local_client::{Applied, LocalClient};
 use nodedock_proto::node::v1;
 use serde_json::{Value, json};
@@ -16,6 +17,8 @@ use super::output::{Format, Row, join, joined, print, print_error, print_text, t
 use super::{CommandError, Location, files, names, waiting};
 
 const CLAIM: &str = "ResourceClaim";
+/// Objects that are deleted at the same time: the daemon stores their deletions together.
+const DELETES_AT_ONCE: usize = 64;
 /// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.
 const UPDATED: [&str; 3] = ["DeviceClass", "ResourceClaimTemplate", "Namespace"];
 
@@ -492,14 +495,19 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
     };
     let (mut is_done, mut claims) = (true, Vec::new());
     // All are deleted before one is waited for: a claim may be in use by a Pod of the same file.
-    for (at, object) in objects {
-        let kind = kind_of(&object);
-        match client.delete(&object, namespace).await.context(at)? {
+    let deletions = objects.iter().map(|(at, object)| async move {
+        let deleted = client.delete(object, namespace).await;
+        (object, deleted.with_context(|| at.clone()))
+    });
+    let mut deletions = stream::iter(deletions).buffered(DELETES_AT_ONCE);
+    while let Some((object, deleted)) = deletions.next().await {
+        let kind = kind_of(object);
+        match deleted? {
             Some(deleted) if kind == "claim" => claims.push(deleted),
             Some(deleted) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
             None => {
                 is_done = false;
-                print_error(&format!("error: {}", missing(&kind, &of(&object))));
+                print_error(&format!("error: {}", missing(&kind, &of(object))));
             }
         }
     }

@@ -18,7 +18,7 @@ use nodedock_model::{DriverName, ExtendedResource};
 
 #[derive(Subcommand)]
 pub(super) enum ExplainCommand {
-    /// A claim, by NAME, NAMESPACE/NAME or UID: also one that was refused or released
+    /// A claim, by NAME, NAMESPACE/NAME or UID: also one that was refused or released, or that ended within the last day
     Claim {
         name: String,
         #[arg(short, long, value_enum, default_value_t)]
@@ -41,7 +41,7 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
 
 async fn claim(location: &Location, mut client: Client, name: &str, format: Format) -> Result<()> {
     let mut answer = client
-        .list_claims(names::claims(name, true))
+        .list_claims(names::claims_and_ended(name, true))
         .await?
         .into_inner();
     let mut objects = local_api::claims(location).await?;
@@ -61,8 +61,16 @@ async fn claim(location: &Location, mut client: Client, name: &str, format: Form
         refused,
         released,
         waiting,
+        ended,
     } = &answer;
-    if claims.is_empty() && refused.is_empty() && released.is_empty() && waiting.is_empty() {
+    // A name may have had many claims: the one that is here is meant.
+    let ended = if claims.is_empty() {
+        ended.as_slice()
+    } else {
+        &[]
+    };
+    let is_unknown = claims.is_empty() && refused.is_empty() && released.is_empty();
+    if is_unknown && waiting.is_empty() && ended.is_empty() {
         return Err(names::unknown("claim", name));
     }
     let explained = Explained {
@@ -70,6 +78,7 @@ async fn claim(location: &Location, mut client: Client, name: &str, format: Form
         refused,
         released,
         waiting,
+        ended,
         created,
     };
     print(format, &explained, || join(explained.lines(now_ms())))
@@ -372,6 +381,9 @@ struct Explained<'a> {
     /// Claims of the local API that are not allocated.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     waiting: &'a [v1::WaitingClaim],
+    /// Unprepared within the last day.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    ended: &'a [v1::EndedClaim],
     /// Times at which claims of the local API were made, by UID.
     #[serde(skip)]
     created: BTreeMap<String, String>,
@@ -415,6 +427,11 @@ impl Explained<'_> {
             .chain(claims)
             .chain(refused)
             .chain(released)
+            .chain(
+                self.ended
+                    .iter()
+                    .flat_map(|ended| ended_lines(ended, now_ms)),
+            )
             .collect()
     }
 }
@@ -573,6 +590,20 @@ fn released_lines(released: &v1::ReleasedClaim, now_ms: u64) -> Vec<String> {
             .map(|value| format!("  {}", describe::sysfs_value(value))),
     );
     lines.extend(history(&released.timeline));
+    lines
+}
+
+fn ended_lines(ended: &v1::EndedClaim, now_ms: u64) -> Vec<String> {
+    let claim = ended.id.as_ref().map(describe::object).unwrap_or_default();
+    let (at, passed) = (rfc3339(ended.at_ms), describe::elapsed(ended.at_ms, now_ms));
+    let mut lines = vec![format!(
+        "claim {claim} was unprepared on {at} ({passed} ago)"
+    )];
+    let pods = ended.pods.iter().map(describe::object);
+    lines.extend(pods.map(|pod| format!("  last in use by pod {pod}")));
+    let devices = ended.devices.iter();
+    lines.extend(devices.map(|device| format!("  had device {device}")));
+    lines.extend(history(&ended.timeline));
     lines
 }
 

@@ -28,6 +28,9 @@ pub(super) struct GetArgs {
     /// Print again whenever something changes
     #[arg(short, long)]
     watch: bool,
+    /// Claims that were unprepared within the last day, the oldest first; `explain claim` has the history of each
+    #[arg(long)]
+    ended: bool,
     /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
     #[arg(long, requires = "kubeconfig", conflicts_with = "watch")]
     apply: bool,
@@ -131,6 +134,10 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
         )
         .into());
     }
+    if args.ended && !matches!(args.what, What::Claims) {
+        let message = "--ended is of claims alone";
+        return Err(CommandError::usage(message, "nodedock get claims --ended").into());
+    }
     if matches!(args.what, What::Slices) {
         return slices(location, &args).await;
     }
@@ -189,6 +196,14 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
                 return show_no_devices(client, format, &name).await;
             }
             list(format, &devices, "no devices")
+        }
+        What::Claims if args.ended => {
+            let answer = client
+                .list_claims(names::claims_and_ended(&name, false))
+                .await?
+                .into_inner();
+            let none = "no claims were unprepared within the last day";
+            list(format, &answer.ended, none)
         }
         What::Claims => {
             let mut claims = client

@@ -30,6 +30,15 @@ pub(super) fn claims(name: &str, with_timeline: bool) -> v1::ListClaimsRequest {
         namespace,
         name,
         with_timeline,
+        with_ended: false,
+    }
+}
+
+/// The same with the claims that ended within the last day.
+pub(super) fn claims_and_ended(name: &str, with_timeline: bool) -> v1::ListClaimsRequest {
+    v1::ListClaimsRequest {
+        with_ended: true,
+        ..claims(name, with_timeline)
     }
 }
 

@@ -21,7 +21,7 @@ mod upgrade;
 mod writer;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
-    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, EndedRecord, MechanismsRecord,
+    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 pub use database::StoreError;
@@ -62,6 +62,8 @@ pub enum Change {
     DeletePod(Uid),
     PutReleased(Arc<ReleaseRecord>),
     DeleteReleased(Uid),
+    PutEnded(Arc<EndedRecord>),
+    DeleteEnded(Uid),
     PutValues(Arc<ClaimValues>),
     DeleteValues(Uid),
     PutObject(Arc<ApiObject>),

@@ -3,6 +3,7 @@
 //! Is given the table and the recorded sysfs values, with which records are committed. Reports each change of a claim, and each time that a
 //! claim may have freed devices. Never calls a driver and never touches a file of a claim.
 
+pub(crate) mod ended;
 mod index;
 pub(crate) mod statuses;
 pub mod table;
@@ -16,11 +17,13 @@ use parking_lot::MutexGuard;
 use crate::checkpoint::Change;
 use crate::resources::pools::split_id;
 use nodedock_base::changes::Changes;
+use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_base::signal::{Listener, Signal};
 use nodedock_model::{
-    ChangedKind, ClaimRecord, ClaimStatuses, DriverName, ObjectRef, Problem, ReleaseRecord, Uid,
+    ChangedKind, ClaimRecord, ClaimStatuses, DriverName, EndedRecord, ObjectRef, Problem,
+    ReleaseRecord, Uid,
 };
 use statuses::{has_status, statuses};
 pub use table::SharedClaimTable;
@@ -102,6 +105,14 @@ impl RecordStore {
         self.table().released()
     }
 
+    /// Claims without a record that were unprepared within the last day, the oldest first.
+    pub fn ended_claims(&self) -> Vec<Arc<EndedRecord>> {
+        let table = self.table();
+        let mut ended = table.ended().list(now_ms());
+        ended.retain(|record| table.claim(record.id.uid.as_str()).is_none());
+        ended
+    }
+
     pub fn users_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         self.table()
             .users_of(driver, pool, device)
@@ -171,6 +182,7 @@ impl RecordStore {
     }
 
     /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit; returns the claims.
+    /// `Change::PutEnded` among the changes lists a claim as ended, and removes the oldest ones beyond the bounds.
     /// They leave the table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has
     /// the pods' locks. `undo`: of changes that are in the table already, if the commit fails.
     pub(crate) async fn remove(
@@ -180,11 +192,20 @@ impl RecordStore {
         mut changes: Vec<Change>,
         undo: Undo,
     ) -> Result<Vec<Arc<ClaimRecord>>, Problem> {
-        let pods = self.table().pods_with_nothing_but(pods, uids);
+        let ended: Vec<_> = changes.iter().filter_map(ended_by).cloned().collect();
+        let (pods, outdated) = {
+            let table = self.table();
+            (
+                table.pods_with_nothing_but(pods, uids),
+                table.ended().outdated(&ended, now_ms()),
+            )
+        };
+        changes.extend(outdated.iter().cloned().map(Change::DeleteEnded));
         changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
         changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
         self.commit(changes, undo).await?;
         let mut table = self.table();
+        table.put_ended(ended, &outdated);
         pods.iter()
             .for_each(|pod| drop(table.remove_pod(pod.as_str())));
         Ok(uids.iter().filter_map(|uid| table.remove(uid)).collect())
@@ -232,5 +253,14 @@ impl RecordStore {
     /// Reports that a claim may have freed devices.
     pub(crate) fn report_freed(&self) {
         self.freed.send();
+    }
+}
+
+/// The claim that a change lists as ended.
+fn ended_by(change: &Change) -> Option<&Arc<EndedRecord>> {
+    if let Change::PutEnded(record) = change {
+        Some(record)
+    } else {
+        None
     }
 }

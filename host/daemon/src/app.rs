@@ -338,7 +338,9 @@ impl Built {
         let table =
             ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
         let claims = Arc::new(SharedClaimTable::new(
-            table.with_released(opened.dump.released),
+            table
+                .with_released(opened.dump.released)
+                .with_ended(opened.dump.ended),
         ));
         let recording = &config.recording;
         let recorded = recording.drivers.iter().map(RecordedName::to_string);

@@ -22,7 +22,7 @@ mod claims;
 mod resources;
 
 pub use claims::{
-    claim_status, refused_claim, release_preview, release_request, release_response,
+    claim_status, ended_claim, refused_claim, release_preview, release_request, release_response,
     released_claim, waiting_claim,
 };
 use claims::{transition, worst_problem};

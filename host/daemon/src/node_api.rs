@@ -392,6 +392,13 @@ impl Node for NodeApi {
                 .collect(),
             ..Default::default()
         };
+        if request.with_ended {
+            let ended = self.manager.records.ended_claims().into_iter();
+            answer.ended = ended
+                .filter(|ended| is_wanted(request, &ended.id))
+                .map(|ended| convert::ended_claim(&ended, pools))
+                .collect();
+        }
         if with_timeline {
             let released = self
                 .manager

@@ -21,9 +21,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -31,7 +32,7 @@ use nodedock_allocator::allocate::NodeRef;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::objects::Key;
 use self::state::{LocalClaimsState, Reservations, Step, allocation};
@@ -60,6 +61,19 @@ const RESERVE_WAIT: Duration = Duration::from_secs(10);
 /// Pause after a write that failed, doubled up to the second.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// Owner of the fields of classes that files set.
+const CLASS_FILES_MANAGER: &str = "nodedock-device-class-files";
+
+/// Claims that are released together: their writes share commits.
+const RELEASES_AT_ONCE: usize = 64;
+
+/// Maximum time of a round for releases, and for all other steps, besides the step that is under way: a request waits for the end of a round, however many
+/// claims another one deletes.
+const ROUND_MAX: Duration = Duration::from_millis(200);
+
+/// Maximum time for which releases wait for the other steps.
+const RELEASE_DELAY_MAX: Duration = Duration::from_secs(1);
 
 /// Claims that the node has prepared, and their release.
 #[async_trait]
@@ -112,6 +126,14 @@ struct View {
     refusals: Vec<(Key, Arc<NotAllocated>)>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
+}
+
+/// Number of the claims that wait for devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PendingClaims {
+    pub number: usize,
+    /// Creation of the oldest of them; milliseconds since the Unix epoch.
+    pub oldest_ms: Option<u64>,
 }
 
 /// A claim that is not allocated.
@@ -217,6 +239,18 @@ impl LocalClaims {
         NamesListener {
             views: self.0.view.subscribe(),
             last: None,
+        }
+    }
+
+    /// Counts the claims that wait for devices.
+    pub fn pending(&self) -> PendingClaims {
+        let view = self.0.view.borrow().clone();
+        let claims = view.refusals.iter();
+        let created = claims.filter_map(|(key, _)| view.claims.get(key)?.creation_timestamp());
+        let created_ms = created.map(|time| u64::try_from(time.0.as_millisecond()).unwrap_or(0));
+        PendingClaims {
+            number: view.refusals.len(),
+            oldest_ms: created_ms.min(),
         }
     }
 
@@ -354,6 +388,24 @@ fn is_ending(view: &View, key: &Key) -> bool {
         .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
 }
 
+/// Makes or updates a DeviceClass, whose fields that are set here belong to its file. Fields that it does not have are refused.
+///
+/// # Errors
+///
+/// The local API refuses it, or cannot store it.
+pub async fn apply_class(
+    client: &KubeClient,
+    name: &str,
+    class: &serde_json::Value,
+) -> Result<(), ApiError> {
+    let params = PatchParams::apply(CLASS_FILES_MANAGER)
+        .force()
+        .validation_strict();
+    let classes = Api::<DeviceClass>::all(client.client());
+    let applied = classes.patch(name, &params, &Patch::Apply(class)).await;
+    applied.map(drop).map_err(ApiError::from)
+}
+
 /// Makes the object of this node, if there is none, and says that it is ready.
 ///
 /// # Errors
@@ -440,6 +492,7 @@ async fn run(
     let mut of_node = changes.listen();
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut again = Again::AfterChange;
+    let mut unfinished = None;
     loop {
         let paused = async {
             match again {
@@ -458,7 +511,8 @@ async fn run(
             state.apply(change);
         }
         let round = shared.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        again = match decide(&shared, &mut state, &writes, &*prepared).await {
+        let decided = decide(&shared, &mut state, &writes, &*prepared, &mut unfinished).await;
+        again = match decided {
             Ok(is_done) => {
                 backoff.reset();
                 if is_done {
@@ -517,33 +571,68 @@ enum Again {
     AfterChange,
 }
 
-/// Takes the steps that are to be taken now. Returns whether there were none. Fails if none could be taken.
+/// Takes the steps that are to be taken now, as far as a round has time: new objects are read after it. Returns whether there were none. Fails if none
+/// could be taken.
+///
+/// `unfinished`: the first of the last rounds that had no time for all steps other than releases. A release makes every claim that waits be tried
+/// again, so releases wait until each has been tried, as long as [`RELEASE_DELAY_MAX`].
 async fn decide(
     shared: &LocalClaimStore,
     state: &mut LocalClaimsState,
     writes: &Writes,
     prepared: &dyn PreparedClaims,
+    unfinished: &mut Option<Instant>,
 ) -> Result<bool, ApiError> {
     let reservations = shared.in_use(state, prepared);
     let steps = state.steps(&reservations);
     let is_done = steps.is_empty();
-    let (mut taken, mut failed) = (false, None);
+    let (mut releases, mut others) = (Vec::new(), Vec::new());
     for step in steps {
-        // Who waits for one of them does not wait for the others.
-        shared.publish(state);
-        if let Step::Release(claim) = &step {
-            let reservations = shared.in_use(state, prepared);
-            if !state.may_release(claim, &reservations) {
-                continue;
-            }
-        }
-        // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
-        match writes.take(step, state).await {
-            Ok(()) => taken = true,
-            Err(error) => failed = failed.or(Some(error)),
+        match step {
+            Step::Release(claim) => releases.push(claim),
+            other => others.push(other),
         }
     }
-    failed.filter(|_| !taken).map_or(Ok(is_done), Err)
+    let mut results = Vec::new();
+    let end = Instant::now() + ROUND_MAX;
+    if unfinished.is_some_and(|began| began.elapsed() < RELEASE_DELAY_MAX) {
+        releases.clear();
+    } else {
+        *unfinished = None;
+    }
+    for releases in releases.chunks(RELEASES_AT_ONCE) {
+        if Instant::now() >= end {
+            break;
+        }
+        shared.publish(state);
+        let reservations = shared.in_use(state, prepared);
+        let releases = releases
+            .iter()
+            .filter(|claim| state.may_release(claim, &reservations));
+        let released = join_all(releases.map(|claim| writes.release(claim))).await;
+        for claim in released {
+            results.push(claim.map(|claim| state.put_claim(Arc::new(claim))));
+        }
+    }
+    let end = Instant::now() + ROUND_MAX;
+    let mut others = others.into_iter();
+    while Instant::now() < end {
+        let Some(step) = others.next() else {
+            break;
+        };
+        // Who waits for one of them does not wait for the others.
+        shared.publish(state);
+        // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
+        results.push(writes.take(step, state).await);
+    }
+    if others.as_slice().is_empty() {
+        *unfinished = None;
+    } else {
+        unfinished.get_or_insert_with(Instant::now);
+    }
+    let is_taken = results.iter().any(Result::is_ok);
+    let failed = results.into_iter().find_map(Result::err);
+    failed.filter(|_| !is_taken).map_or(Ok(is_done), Err)
 }
 
 impl View {

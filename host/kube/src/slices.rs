@@ -13,6 +13,7 @@ mod convert;
 mod desired;
 mod diff;
 mod entry;
+pub mod former;
 mod health;
 mod pace;
 mod pools;

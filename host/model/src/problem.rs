@@ -212,6 +212,7 @@ pub enum ProblemCode {
     NoSuchPool,
     NoValue,
     NodeNameKept,
+    NodeNameLeft,
     NodeObjectMissing,
     NodeObjectUnreadable,
     NominatedPodsUnreadable,

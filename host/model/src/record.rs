@@ -415,12 +415,26 @@ pub struct NodeRecord {
     pub name: ObjectName,
     /// Time since which the node has had this name, in milliseconds since the Unix epoch.
     pub since_ms: u64,
+    /// Names that it had before, and of which a cluster may still have objects; the newest last, at most [`Self::FORMER_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<FormerName>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
+/// A name that a node had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormerName {
+    pub name: ObjectName,
+    /// Time of the rename, in milliseconds since the Unix epoch.
+    pub until_ms: u64,
+}
+
 impl NodeRecord {
+    /// Former names in a record.
+    pub const FORMER_MAX: usize = 8;
+
     /// Key of the one record.
     pub const KEY: &str = "node";
 
@@ -429,7 +443,25 @@ impl NodeRecord {
             uid: Uid::new(Self::KEY).expect("it has letters only"),
             name,
             since_ms,
+            former: Vec::new(),
             unknown: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the record of the node after it got another name.
+    #[must_use]
+    pub fn renamed(self, name: ObjectName, now_ms: u64) -> Self {
+        let mut former = self.former;
+        former.push(FormerName {
+            name: self.name,
+            until_ms: now_ms,
+        });
+        former.retain(|former| former.name != name);
+        former.drain(..former.len().saturating_sub(Self::FORMER_MAX));
+        Self {
+            former,
+            unknown: self.unknown,
+            ..Self::new(name, now_ms)
         }
     }
 }
@@ -450,6 +482,24 @@ pub struct ReleaseRecord {
     /// Outcome for the values below `/sys` that those drivers had changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub put_back: Vec<PutBack>,
+    /// The claim's history to its end.
+    pub timeline: VecDeque<Transition>,
+    /// Fields of a newer version, preserved unchanged.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+/// A claim that was prepared and unprepared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EndedRecord {
+    pub id: ObjectRef,
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// Pods that used it last.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pods: BTreeMap<Uid, ObjectRef>,
+    /// Its devices as `pool/device`, by driver.
+    pub devices: BTreeMap<DriverName, Vec<String>>,
     /// The claim's history to its end.
     pub timeline: VecDeque<Transition>,
     /// Fields of a newer version, preserved unchanged.

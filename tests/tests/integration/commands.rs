@@ -86,6 +86,49 @@ async fn printed_grant_covers_driver_needs() {
         .failed_with(1, &["cannot be loaded", "empty"]);
 }
 
+/// What a claim of an hour ago had, and why it ended, was lost with it.
+#[tokio::test]
+async fn ended_claims_are_listed_after_restart() {
+    let mut daemon = with_gpus().await;
+    let none = daemon.cli(&["get", "claims", "--ended"]).await;
+    none.done_with(&["no claims were unprepared"]);
+    let claim = || request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]);
+    daemon.prepared(claim()).await;
+    daemon.unprepare(&pod("one")).await;
+    daemon.crash().await;
+    let device = format!("{MOCK_GPU_NAME}/");
+    for name in ["a", "default/a", "claim-a"] {
+        daemon
+            .cli(&["get", "claims", name, "--ended"])
+            .await
+            .done_with(&["default", "one", &device, "gpus/gpu-0"]);
+        daemon.cli(&["explain", "claim", name]).await.done_with(&[
+            "was unprepared on",
+            "last in use by pod default/one",
+            "prepared by driver",
+            "given up by driver",
+        ]);
+    }
+    let ended = daemon
+        .cli(&["get", "claims", "--ended", "-o", "json"])
+        .await
+        .json();
+    assert_eq!(ended[0]["uid"], json!("claim-a"), "{ended}");
+    daemon
+        .cli(&["get", "claims", "b", "--ended"])
+        .await
+        .failed_with(1, &["no claim \"b\""]);
+    daemon
+        .cli(&["get", "pods", "--ended"])
+        .await
+        .failed_with(2, &["--ended is of claims alone"]);
+
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.prepared(claim()).await;
+    let live = daemon.cli(&["explain", "claim", "a"]).await.done();
+    assert!(!live.contains("was unprepared"), "{live}");
+}
+
 #[tokio::test]
 async fn explain_shows_claim_and_driver_history() {
     let daemon = with_gpus().await;

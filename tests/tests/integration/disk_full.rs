@@ -151,13 +151,15 @@ async fn claim_waits_for_cdi_file_space() {
     );
     assert_eq!(daemon.prepared(one_gpu(0)).await, known);
     assert_eq!(daemon.cdi_files().len(), 1, "no half of a file is left");
+    assert_eq!(daemon.claims().await.len(), 1, "nor a device that is held");
     // An unprepare needs no room there.
     assert_eq!(
         daemon.unprepare(&pod("c-0")).await,
         [("c-0".to_owned(), "unprepared".to_owned())]
     );
     std::fs::remove_file(&filler).unwrap();
-    daemon.prepared(one_gpu(1)).await;
+    let other = request(&pod("other"), &[&gpu_claim("other", &["gpus/gpu-1"])]);
+    daemon.prepared(other).await;
     daemon.crash().await;
     assert_eq!(daemon.only_claim().await.state, "prepared");
 }

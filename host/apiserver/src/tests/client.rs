@@ -163,7 +163,11 @@ pub(super) fn slice(name: &str, driver: &str) -> Value {
 #[derive(Debug, Default)]
 pub(super) struct Disk {
     pub(super) fails: AtomicBool,
+    /// Name of an object that it cannot store, and with it no other of the same commit.
+    pub(super) refused: Mutex<Option<&'static str>>,
     pub(super) changes: Mutex<Vec<Change>>,
+    /// Number of changes of each commit.
+    pub(super) commits: Mutex<Vec<usize>>,
     /// Held by a test, a commit waits.
     pub(super) gate: tokio::sync::Mutex<()>,
 }
@@ -191,12 +195,15 @@ impl Storage for Disk {
     fn commit(&self, changes: Vec<Change>) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
             let _open = self.gate.lock().await;
-            if self.fails.load(Ordering::Relaxed) {
+            let refused = *self.refused.lock().unwrap();
+            let mut names = changes.iter().map(|change| change.key.name.as_str());
+            if self.fails.load(Ordering::Relaxed) || names.any(|name| Some(name) == refused) {
                 return Err(StorageError {
                     changes: changes.len(),
                     source: "the disk is full".into(),
                 });
             }
+            self.commits.lock().unwrap().push(changes.len());
             self.changes.lock().unwrap().extend(changes);
             Ok(())
         })

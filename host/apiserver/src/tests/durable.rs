@@ -65,6 +65,126 @@ async fn cancelled_write_is_invisible_until_stored() {
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["a", "b"]);
 }
 
+/// The writes of claims `0` to `N`, each as far as it comes.
+async fn writes(server: &Server, number: usize) -> Vec<tokio::task::JoinHandle<u16>> {
+    let mut writes = Vec::new();
+    for name in 0..number {
+        let server = server.clone();
+        let mut write = Box::pin(async move {
+            let claim = claim(&name.to_string());
+            send(&server, "POST", CLAIMS, &claim).await.code
+        });
+        assert!(futures::poll!(&mut write).is_pending());
+        writes.push(tokio::spawn(write));
+    }
+    writes
+}
+
+#[tokio::test]
+async fn writes_during_commit_share_next() {
+    let disk = Arc::new(Disk::default());
+    let server = open(&disk).await;
+    disk.commits.lock().unwrap().clear();
+    let gate = disk.gate.lock().await;
+    let writes = writes(&server, 20).await;
+    // Nothing is visible before it is stored, and what is decided counts for the next decision.
+    assert_eq!(names(&get(&server, CLAIMS).await.body), Vec::<&str>::new());
+    let again = tokio::spawn({
+        let server = server.clone();
+        async move { send(&server, "POST", CLAIMS, &claim("0")).await.code }
+    });
+    drop(gate);
+    for write in writes {
+        assert_eq!(write.await.unwrap(), 201);
+    }
+    assert_eq!(again.await.unwrap(), 409);
+    assert_eq!(names(&get(&server, CLAIMS).await.body).len(), 20);
+    assert_eq!(*disk.commits.lock().unwrap(), [1, 19]);
+}
+
+/// The deletions of a bulk waited for a commit each, and every other request behind all of them.
+#[tokio::test]
+async fn deletions_share_commits_in_order() {
+    const NUMBER: usize = 500;
+    let disk = Arc::new(Disk::default());
+    let server = open(&disk).await;
+    for name in 0..NUMBER {
+        let claim = claim(&format!("{name:03}"));
+        assert_eq!(send(&server, "POST", CLAIMS, &claim).await.code, 201);
+    }
+    let before = get(&server, CLAIMS).await.version();
+    let watch = format!("{CLAIMS}?watch=true&resourceVersion={before}");
+    let mut watch = Lines::open(&server, &watch).await;
+    disk.commits.lock().unwrap().clear();
+    let gate = disk.gate.lock().await;
+    let mut deletions = Vec::new();
+    for name in 0..NUMBER {
+        let server = server.clone();
+        let mut delete = Box::pin(async move {
+            let path = format!("{CLAIMS}/{name:03}");
+            send(&server, "DELETE", &path, &Value::Null).await.code
+        });
+        assert!(futures::poll!(&mut delete).is_pending());
+        deletions.push(tokio::spawn(delete));
+    }
+    // A request of another client is decided behind the bulk, and waits for the same commits.
+    let mut other = Box::pin(send(&server, "POST", CLAIMS, &BODY));
+    assert!(futures::poll!(&mut other).is_pending());
+    assert_eq!(names(&get(&server, CLAIMS).await.body).len(), NUMBER);
+    drop(gate);
+    assert_eq!(other.await.code, 201);
+    assert_eq!(*disk.commits.lock().unwrap(), [1, NUMBER]);
+    for deletion in deletions {
+        assert_eq!(deletion.await.unwrap(), 200);
+    }
+    assert_eq!(names(&get(&server, CLAIMS).await.body), ["a"]);
+    for name in 0..NUMBER {
+        let expected = ("DELETED".to_owned(), format!("{name:03}"));
+        assert_eq!(watch.next_name().await, expected);
+    }
+    let added = ("ADDED".to_owned(), "a".to_owned());
+    assert_eq!(watch.next_name().await, added);
+}
+
+#[tokio::test]
+async fn unstorable_write_fails_no_earlier_one() {
+    let disk = Arc::new(Disk::default());
+    let server = open(&disk).await;
+    let gate = disk.gate.lock().await;
+    let writes = writes(&server, 6).await;
+    *disk.refused.lock().unwrap() = Some("3");
+    drop(gate);
+    let mut codes = Vec::new();
+    for write in writes {
+        codes.push(write.await.unwrap());
+    }
+    // Those behind it were decided on it.
+    assert_eq!(codes, [201, 201, 201, 500, 500, 500]);
+    assert_eq!(names(&get(&server, CLAIMS).await.body), ["0", "1", "2"]);
+    assert_eq!(send(&server, "POST", CLAIMS, &claim("4")).await.code, 201);
+    assert_eq!(send(&server, "POST", CLAIMS, &claim("3")).await.code, 500);
+    drop(server);
+    let server = open(&disk).await;
+    let list = get(&server, CLAIMS).await;
+    assert_eq!(names(&list.body), ["0", "1", "2", "4"]);
+}
+
+#[tokio::test]
+async fn failed_commit_ends_later_writes() {
+    let disk = Arc::new(Disk::default());
+    let server = open(&disk).await;
+    let gate = disk.gate.lock().await;
+    let writes = writes(&server, 5).await;
+    disk.fails.store(true, Ordering::Relaxed);
+    drop(gate);
+    for write in writes {
+        assert_eq!(write.await.unwrap(), 500);
+    }
+    assert_eq!(names(&get(&server, CLAIMS).await.body), Vec::<&str>::new());
+    disk.fails.store(false, Ordering::Relaxed);
+    assert_eq!(send(&server, "POST", CLAIMS, &claim("0")).await.code, 201);
+}
+
 static BODY: std::sync::LazyLock<Value> = std::sync::LazyLock::new(|| claim("a"));
 
 #[tokio::test]

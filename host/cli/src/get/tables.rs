@@ -115,6 +115,22 @@ impl Row for v1::ClaimStatus {
     const NARROW: usize = 6;
 }
 
+impl Row for v1::EndedClaim {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAMESPACE", |claim| {
+            of_object(&claim.id, |id| &id.namespace)
+        }),
+        ("NAME", |claim| of_object(&claim.id, |id| &id.name)),
+        ("ENDED", |claim| rfc3339(claim.at_ms)),
+        ("PODS", |claim| {
+            joined(claim.pods.iter().map(describe::name))
+        }),
+        ("DEVICES", |claim| joined(&claim.devices)),
+        ("UID", |claim| of_object(&claim.id, |id| &id.uid)),
+    ];
+    const NARROW: usize = 5;
+}
+
 impl Row for v1::PodStatus {
     const COLUMNS: &'static [Column<Self>] = &[
         ("NAMESPACE", |status| {

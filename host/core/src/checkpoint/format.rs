@@ -15,8 +15,8 @@ use super::upgrade::{self, RecordStep, Upgrades};
 use super::{Change, CommitError};
 use nodedock_base::clock;
 use nodedock_model::{
-    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameError,
-    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, EndedRecord, MechanismsRecord,
+    NameError, NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
@@ -59,6 +59,9 @@ pub struct Dump {
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
+    /// Claims that were unprepared, the newest of a day.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<EndedRecord>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
     /// Objects of the local API.
@@ -91,6 +94,7 @@ impl Dump {
         self.claims.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
         self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
+        self.ended.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         self.names
@@ -164,6 +168,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeletePod(uid) => Ok(delete(Table::Pods, uid)),
         Change::PutReleased(record) => put(Table::Released, record.id.uid.clone(), &*record),
         Change::DeleteReleased(uid) => Ok(delete(Table::Released, uid)),
+        Change::PutEnded(record) => put(Table::Ended, record.id.uid.clone(), &*record),
+        Change::DeleteEnded(uid) => Ok(delete(Table::Ended, uid)),
         Change::PutValues(record) => put(Table::Values, record.id.uid.clone(), &*record),
         Change::DeleteValues(uid) => Ok(delete(Table::Values, uid)),
         Change::PutObject(record) => put(Table::Objects, record.uid.clone(), &*record),
@@ -323,6 +329,7 @@ enum Record {
     Claim(ClaimRecord),
     Pod(PodRecord),
     Released(ReleaseRecord),
+    Ended(EndedRecord),
     Values(ClaimValues),
     Object(ApiObject),
     Name(NameRecord),
@@ -382,6 +389,7 @@ impl Unparsed {
             Table::Released => {
                 parse_as(Record::Released, |it| it.id.uid.clone(), uid, stored, steps)
             }
+            Table::Ended => parse_as(Record::Ended, |it| it.id.uid.clone(), uid, stored, steps),
             Table::Values => parse_as(Record::Values, |it| it.id.uid.clone(), uid, stored, steps),
             Table::Objects => parse_as(Record::Object, |it| it.uid.clone(), uid, stored, steps),
             Table::Names => parse_as(Record::Name, |it| it.uid.clone(), uid, stored, steps),
@@ -459,6 +467,7 @@ impl Loading {
                 Ok(Record::Claim(claim)) => dump.claims.push(claim),
                 Ok(Record::Pod(pod)) => dump.pods.push(pod),
                 Ok(Record::Released(claim)) => dump.released.push(claim),
+                Ok(Record::Ended(claim)) => dump.ended.push(claim),
                 Ok(Record::Values(values)) => dump.values.push(values),
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),

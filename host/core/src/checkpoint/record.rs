@@ -10,8 +10,8 @@ use super::carry;
 use super::upgrade::{self, RecordStep, UPGRADES};
 use nodedock_base::worded;
 use nodedock_model::{
-    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
-    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, EndedRecord, MechanismsRecord,
+    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer,
 };
 
 /// Version of the JSON of a record.
@@ -33,6 +33,7 @@ worded! {
         Mechanisms = "mechanisms",
         DriverOffers = "driver-offers",
         ResourceOffers = "resource-offers",
+        Ended = "ended",
     }
 }
 
@@ -141,6 +142,7 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Mechanisms => as_known::<MechanismsRecord>(&stored),
         Table::DriverOffers => as_known::<DriverOffer>(&stored),
         Table::ResourceOffers => as_known::<ResourceOffer>(&stored),
+        Table::Ended => as_known::<EndedRecord>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);

@@ -2,7 +2,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 
-use self::disk::{Disk, Image, Name, Op, VFS, coin, cut};
+pub(crate) use self::disk::Disk;
+use self::disk::{Image, Name, Op, VFS, coin, cut};
 use super::record::Stored;
 use super::*;
 use nodedock_base::batches::{Entered, Leader, Serve as _};
@@ -19,6 +20,23 @@ mod disk;
 mod doubt;
 mod power;
 mod releases;
+
+/// A disk with an empty checkpoint.
+pub(crate) fn new_disk() -> Disk {
+    let (disk, _, _) = power::start();
+    disk
+}
+
+/// Opens the checkpoint of a disk.
+pub(crate) fn open_on(disk: &Disk) -> Opened {
+    let mut database = power::open_on(disk);
+    let dump = file::load(&mut database, &UPGRADES).unwrap();
+    Opened {
+        checkpoint: Checkpoint::new(database),
+        dump,
+        set_aside: None,
+    }
+}
 
 fn uid(n: usize) -> Uid {
     Uid::new(format!("uid-{n:05}")).unwrap()

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! - `preparing`: the intent is durable; drivers may or may not have acted. A retry calls only the drivers without a result; an unprepare calls
-//!   all of them. A claim that every driver refused permanently is rolled back at once.
+//!   all of them. A claim that every driver refused permanently is rolled back at once,
+//!   as is one that no request had before and whose results cannot be stored, or its files written.
 //! - `prepared`: every driver's result is durable. Another pod joins without a driver call. A claim whose device nodes have other numbers than at
 //!   its prepare is prepared again, as after a boot.
 //! - `unpreparing`: the last pod is gone; the record stays until every driver has unprepared the claim.

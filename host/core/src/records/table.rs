@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::ended::EndedClaims;
 use super::index::Index;
 use crate::driver::PreparedClaims;
 use nodedock_model::{
-    ClaimRecord, DriverClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName,
-    ObjectRef, PodRecord, ReleaseRecord, Uid,
+    ClaimRecord, DriverClaimRecord, DriverName, EndedRecord, ExtendedResource, HeldKeys, Hold,
+    ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid,
 };
 
 /// Records of released claims, the newest: years of manual releases.
@@ -40,6 +41,7 @@ pub struct ClaimTable {
     unreadable: BTreeSet<String>,
     /// The newest claims that operators released by force.
     released: BTreeMap<Uid, Arc<ReleaseRecord>>,
+    ended: EndedClaims,
 }
 
 impl ClaimTable {
@@ -69,6 +71,11 @@ impl ClaimTable {
             released: released.collect(),
             ..self
         }
+    }
+
+    pub fn with_ended(self, records: Vec<EndedRecord>) -> Self {
+        let ended = EndedClaims::new(records);
+        Self { ended, ..self }
     }
 
     /// Returns whether there is a record of a claim, readable or not.
@@ -310,6 +317,15 @@ impl ClaimTable {
         let mut records: Vec<_> = self.released.values().cloned().collect();
         records.sort_by_key(|record| record.at_ms);
         records
+    }
+
+    pub(crate) fn ended(&self) -> &EndedClaims {
+        &self.ended
+    }
+
+    /// Takes claims that ended, and forgets those beyond the bounds (`EndedClaims::outdated`).
+    pub(crate) fn put_ended(&mut self, new: Vec<Arc<EndedRecord>>, outdated: &[Uid]) {
+        self.ended.put(new, outdated);
     }
 
     /// The oldest released claims, beyond the bound, if `new` is released now.

@@ -34,11 +34,13 @@ use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchP
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
+use nodedock_kube::slices::former::{self, FormerNames};
 use nodedock_kube::slices::{self, DriverSnapshot, FailedDevices, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    Claim, ClaimRecord, DriverName, KubeletClaim, ObjectName, ObjectRef, Problem, Uid, limit,
+    Claim, ClaimRecord, DriverName, KubeletClaim, NodeRecord, ObjectName, ObjectRef, Problem, Uid,
+    limit,
 };
 
 /// Inputs of the slices.
@@ -71,8 +73,10 @@ pub(super) struct Parts<'a> {
     pub(super) tasks: Tasks,
 }
 
-/// Offers to a cluster before the start, from the checkpoint.
+/// What a cluster has from before the start, by the checkpoint.
 pub(super) struct StoredOffers {
+    /// Names that the node had before.
+    node: Option<NodeRecord>,
     before: OfferedBefore,
     switch: LoadedSwitch,
 }
@@ -82,6 +86,7 @@ impl StoredOffers {
     pub(super) fn take(dump: &mut Dump) -> Self {
         let mechanisms = dump.mechanisms.take();
         Self {
+            node: dump.node.take(),
             before: OfferedBefore {
                 drivers: std::mem::take(&mut dump.driver_offers),
                 resources: std::mem::take(&mut dump.resource_offers),
@@ -186,7 +191,22 @@ impl Connected {
             conditions.clone(),
             limit::STATUSES_MAX,
         );
-        let StoredOffers { before, switch } = offers;
+        let StoredOffers {
+            node: named,
+            before,
+            switch,
+        } = offers;
+        if let Some(record) = named {
+            former::start(
+                &parts.tasks,
+                FormerNames {
+                    client: self.client.clone(),
+                    record,
+                    checkpoint: parts.checkpoint.clone(),
+                    conditions: conditions.clone(),
+                },
+            );
+        }
         let bridge = self.bridge(parts, before, events.clone(), switch.handle(), &tasks)?;
         let prepared = Arc::new(PreparedClaims {
             manager: parts.manager.clone(),

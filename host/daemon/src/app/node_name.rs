@@ -2,7 +2,7 @@
 //!
 //! A node keeps its name when its host is renamed, and sets a condition. A name from the config or a flag is taken if no claim has devices
 //! under the previous one; the commit that writes it removes the Node object and the slices of the old name. With claims the start is
-//! refused. The decision is pure.
+//! refused. The record keeps the former names, of which a cluster may still have objects (`kube/src/slices/former.rs`). The decision is pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -88,7 +88,10 @@ pub(super) fn settle(
         }
         None => Default::default(),
     };
-    let record = NodeRecord::new(name, now_ms());
+    let record = match dump.node.take() {
+        Some(known) => known.renamed(name, now_ms()),
+        None => NodeRecord::new(name, now_ms()),
+    };
     let mut changes = vec![Change::PutNode(Arc::new(record.clone()))];
     changes.extend(removed.iter().cloned().map(Change::DeleteObject));
     changes.extend(
@@ -312,6 +315,24 @@ mod tests {
         assert!(!text.contains("c8"), "{text}");
     }
 
+    #[test]
+    fn former_names_are_bounded() {
+        let mut record = NodeRecord::new(name("n0"), 0);
+        for n in 1..12 {
+            record = record.renamed(name(&format!("n{n}")), n);
+        }
+        let former = |record: &NodeRecord| {
+            let former = record.former.iter();
+            former.map(|it| it.name.to_string()).collect::<Vec<_>>()
+        };
+        let names = former(&record);
+        assert_eq!(names.len(), NodeRecord::FORMER_MAX);
+        assert_eq!((&*names[0], &*names[7]), ("n3", "n10"));
+        let back = record.renamed(name("n5"), 12);
+        assert!(!former(&back).contains(&"n5".to_owned()), "it has it again");
+        assert_eq!(former(&back).last().unwrap(), "n11");
+    }
+
     async fn settled(
         path: &std::path::Path,
         wanted: &NodeName,
@@ -361,6 +382,10 @@ mod tests {
             (renamed.unwrap(), conditions.list().len()),
             ("new".to_owned(), 0)
         );
+        let former = dump.node.as_ref().map(|node| node.former.clone());
+        let former = former.unwrap_or_default();
+        assert_eq!(former.len(), 1, "a cluster may have objects of it");
+        assert_eq!(former[0].name, name("old"));
         let mut left: Vec<_> = dump
             .objects
             .iter()

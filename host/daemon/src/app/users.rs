@@ -115,7 +115,7 @@ fn access(uid: u32) -> Access {
 }
 
 fn claims(server: &Server, namespace: &str) -> Vec<Arc<Value>> {
-    let snapshot = server.snapshot();
+    let snapshot = server.decided();
     let Some(resource) = nodedock_apiserver::resource(CLAIMS) else {
         return Vec::new();
     };

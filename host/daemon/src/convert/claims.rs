@@ -10,7 +10,8 @@ use nodedock_core::manager::claims::{
 use nodedock_core::pools::NodePools;
 use nodedock_kube::local::{Excluded, NotAllocatedKind, WaitingClaim};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, Problem, PutBack, ReleaseRecord, Transition,
+    Caller, ClaimRecord, DriverName, DriverPart, EndedRecord, Problem, PutBack, ReleaseRecord,
+    Transition,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
@@ -162,6 +163,22 @@ pub fn released_claim(released: &ReleaseRecord, pools: &NodePools) -> v1::Releas
         untold: not_unprepared(released, pools),
         timeline: released.timeline.iter().map(transition).collect(),
         values: released.put_back.iter().map(restored_value).collect(),
+    }
+}
+
+pub fn ended_claim(ended: &EndedRecord, pools: &NodePools) -> v1::EndedClaim {
+    let devices = ended.devices.iter().flat_map(|(driver, devices)| {
+        let published = move |device| pools.published_device(driver, device);
+        devices
+            .iter()
+            .map(move |device| format!("{driver}/{}", published(device)))
+    });
+    v1::EndedClaim {
+        id: Some(object_message(&ended.id)),
+        at_ms: ended.at_ms,
+        pods: ended.pods.values().map(object_message).collect(),
+        devices: devices.collect(),
+        timeline: ended.timeline.iter().map(transition).collect(),
     }
 }
 

@@ -212,7 +212,7 @@ impl Writes {
     }
 
     /// Ends the allocation of a claim that is being deleted. One that nothing else keeps is gone then.
-    async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, ApiError> {
+    pub(super) async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, ApiError> {
         let others = claim.finalizers().iter().filter(|name| *name != FINALIZER);
         let others: Vec<_> = others.cloned().collect();
         if others.is_empty() {

@@ -1,7 +1,7 @@
 //! Requests for slices, in the version that the server serves.
 
 use kube::Api;
-use kube::api::{ApiResource, DeleteParams, PostParams, Preconditions, TypeMeta};
+use kube::api::{ApiResource, DeleteParams, ListParams, PostParams, Preconditions, TypeMeta};
 
 use super::diff::CounterPlacement;
 use super::slice::{self, NODEDOCK, Slice};
@@ -34,6 +34,13 @@ impl SliceApi {
                 .await
         })
         .await
+    }
+
+    /// Lists the slices of a node, which need not be this one.
+    pub(super) async fn of_node(&self, node: &str) -> Result<Vec<Slice>, ApiError> {
+        let params = &ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let listed = self.request(|api, _| async move { api.list(params).await });
+        Ok(listed.await?.items)
     }
 
     /// Fails with a conflict if the slice changed since it was observed.

@@ -15,7 +15,7 @@ use crate::facts::NodeFacts;
 use nodedock_model::{DriverName, PoolName};
 
 /// Label of every slice that nodedock writes: it identifies the slices of drivers that are gone.
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+pub(super) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub(super) const NODEDOCK: &str = "nodedock";
 
 pub(super) type Slice = Object<SliceSpec, NotUsed>;

@@ -1,11 +1,15 @@
 //! Claims of the local API: from a claim's creation to its devices, and to its prepare, beside a prepare of a named device.
 
+use std::time::Instant;
+
+use futures::{StreamExt, stream};
 use nodedock_kube::local_client::LocalClient;
 use nodedock_proto::node::v1;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
-use nodedock_tests::{Daemon, Options, Root, compose};
+use nodedock_tests::{DEADLINE, Daemon, Options, Root, compose};
 use serde_json::{Value, json};
 
+use crate::claims::AT_ONCE;
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
@@ -82,6 +86,41 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         "from its creation, one selector",
     );
     table.times("allocate and prepare it", &both, &row, "");
+    deletions(size, table, &api).await;
+}
+
+/// Claims with a device each that are deleted, 64 at once: the time of each until its object is gone.
+async fn deletions(size: Size, table: &mut Table, api: &LocalClient) {
+    // Devices that the claims of the other rows do not have.
+    let count = size.burst.min(DEVICES / 2);
+    let mut claims = Vec::with_capacity(count);
+    for n in 0..count {
+        let name = format!("deleted-{n}");
+        let claim = allocated(api, &name).await;
+        let uid = claim["metadata"]["uid"].as_str().expect("a UID").to_owned();
+        claims.push((name, uid));
+    }
+    let started = Instant::now();
+    let deletions = stream::iter(claims).map(|(name, uid)| async move {
+        let began = Instant::now();
+        let deleted = api.delete_claim("default", &name, Some(&uid)).await;
+        assert!(deleted.expect("delete"), "{name} was there");
+        let is_gone = api.until_gone("default", &name, &uid, DEADLINE).await;
+        assert!(is_gone, "{name}");
+        began.elapsed()
+    });
+    let mut times = Times::default();
+    let mut deletions = deletions.buffer_unordered(AT_ONCE);
+    while let Some(took) = deletions.next().await {
+        times.add(took);
+    }
+    let rate = count as f64 / started.elapsed().as_secs_f64();
+    table.times(
+        "delete a claim of the local API, 64 at once",
+        &times,
+        "",
+        &format!("{rate:.0} claims/s"),
+    );
 }
 
 async fn publish_others(api: &LocalClient) {

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::record::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{
-    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, MechanismsRecord, NameRecord,
-    NodeRecord, PodRecord, ReleaseRecord, ResourceOffer,
+    AdapterRecord, ApiObject, ClaimRecord, ClaimValues, DriverOffer, EndedRecord, MechanismsRecord,
+    NameRecord, NodeRecord, PodRecord, ReleaseRecord, ResourceOffer,
 };
 
 /// Checks that a record round-trips.
@@ -52,6 +52,7 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Mechanisms) => read::<MechanismsRecord>(Table::Mechanisms, value),
         Some(Table::DriverOffers) => read::<DriverOffer>(Table::DriverOffers, value),
         Some(Table::ResourceOffers) => read::<ResourceOffer>(Table::ResourceOffers, value),
+        Some(Table::Ended) => read::<EndedRecord>(Table::Ended, value),
     }
 }
 

@@ -56,7 +56,7 @@ struct DiskState {
 
 /// Handles to the same disk.
 #[derive(Debug, Clone)]
-pub(super) struct Disk(Arc<SharedDisk>);
+pub(crate) struct Disk(Arc<SharedDisk>);
 
 #[derive(Debug)]
 struct SharedDisk {
@@ -102,12 +102,12 @@ impl Disk {
     }
 
     /// Fails writes and syncs after `credit` more of them.
-    pub(super) fn refuse(&self, kind: io::ErrorKind, credit: usize) {
+    pub(crate) fn refuse(&self, kind: io::ErrorKind, credit: usize) {
         let mut state = self.state();
         (state.refusal, state.credit) = (Some(kind), credit);
     }
 
-    pub(super) fn accept(&self) {
+    pub(crate) fn accept(&self) {
         self.state().refusal = None;
     }
 

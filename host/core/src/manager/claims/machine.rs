@@ -22,8 +22,8 @@ pub(super) use holds::holds_of;
 pub use holds::{CounterFacts, DerivedKey, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
-    UnprepareEnd, UnprepareRequest, UnprepareResult, check_release, finish_unprepare, release,
-    released, roll_back, unprepare,
+    UnprepareEnd, UnprepareRequest, UnprepareResult, check_release, ended, finish_unprepare,
+    release, released, roll_back, unprepare,
 };
 
 /// Requester of a claim.
@@ -197,7 +197,7 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
     }
     match table.claim(id.uid.as_str()) {
         None => begin(table, request, None),
-        Some(known) if is_leaving(known, request) => PrepareStep::wait(being_unprepared(id)),
+        Some(known) if is_leaving(known, request) => PrepareStep::wait(being_unprepared(known)),
         Some(known) if !is_same(&known.allocation, request.allocation) => {
             PrepareStep::Refuse(changed_allocation(id))
         }
@@ -495,18 +495,30 @@ pub fn finish_prepare(
     let Some(problem) = worst(requested.iter().copied().filter(|part| is_open(part))) else {
         return PrepareEnd::Prepared(Arc::new(record));
     };
-    let has_other_users = match part {
-        Some(_) => !record.pods.is_empty(),
-        None => record.pods.len() > 1 || record.is_held_by_kubelet(),
-    };
     // A device plugin has no call that ends an allocation, and the next try chooses again. What a pod had before a boot it keeps.
     let is_over = |part: &DriverPart| {
         (record.is_of_plugin() && part.prepared.is_none()) || is_refused_for_good(part)
     };
-    if !has_other_users && requested.iter().all(|part| is_over(part)) {
+    if !has_other_users(&record, part) && requested.iter().all(|part| is_over(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
     PrepareEnd::Open(Arc::new(record), problem)
+}
+
+/// Returns whether an intent has nothing but what its request began: no other user, and no requested part that was prepared before.
+pub fn is_begun_by_request(intent: &ClaimRecord, part: Option<&DriverName>) -> bool {
+    let mut drivers = intent.drivers.iter();
+    !has_other_users(intent, part)
+        && drivers.all(|(driver, state)| {
+            part.is_some_and(|part| part != driver) || state.prepared.is_none()
+        })
+}
+
+fn has_other_users(record: &ClaimRecord, part: Option<&DriverName>) -> bool {
+    match part {
+        Some(_) => !record.pods.is_empty(),
+        None => record.pods.len() > 1 || record.is_held_by_kubelet(),
+    }
 }
 
 /// Returns whether a part is requested, and not prepared in this boot.
@@ -549,7 +561,7 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
     }
     settle(record);
     if record.state == ClaimState::Prepared {
-        record.note(transition(now_ms, "prepared", ""));
+        record.note(transition(now_ms, PREPARED, ""));
     }
 }
 
@@ -574,6 +586,11 @@ fn worst<'a>(open: impl Iterator<Item = &'a DriverPart>) -> Option<Problem> {
         .or(problems.first())
         .cloned()
 }
+
+/// The entry of a claim's history when all of it is prepared.
+const PREPARED: &str = "prepared";
+/// The entry of a claim's history when a prepare is undone.
+const ROLLED_BACK: &str = "rolled back";
 
 /// The entries of a claim's history when files of a plugin are missing, and when they are back.
 const FILES_MISSING: &str = "without CDI files of its plugin";
@@ -694,11 +711,24 @@ fn replaced(id: &ObjectRef, old: &ClaimRecord) -> Problem {
     Problem::conflict(ProblemCode::ClaimReplaced, message).with("old-uid", &old.id.uid)
 }
 
-fn being_unprepared(id: &ObjectRef) -> Problem {
-    Problem::conflict(
-        ProblemCode::ClaimUnpreparing,
-        format!("claim {id} is being unprepared"),
-    )
+fn being_unprepared(known: &ClaimRecord) -> Problem {
+    let id = &known.id;
+    let last = known.timeline.back();
+    let rolled_back = last.filter(|entry| entry.what == ROLLED_BACK);
+    match rolled_back.and_then(|entry| entry.problem.clone()) {
+        // The host could not store the results, and removes the record as soon as it can.
+        Some(failure) => Problem {
+            message: format!(
+                "claim {id} is being unprepared after a prepare that failed: {}",
+                failure.message
+            ),
+            ..failure
+        },
+        None => Problem::conflict(
+            ProblemCode::ClaimUnpreparing,
+            format!("claim {id} is being unprepared"),
+        ),
+    }
 }
 
 fn changed_allocation(id: &ObjectRef) -> Problem {

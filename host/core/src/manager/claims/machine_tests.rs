@@ -106,7 +106,7 @@ fn prepared_for(claim: &Claim, pod: &ObjectRef) -> (ClaimTable, Arc<ClaimRecord>
 /// A claim that is being unprepared, in a table.
 fn unpreparing(claim: &Claim, pod: &ObjectRef) -> ClaimTable {
     let (mut table, record) = prepared_for(claim, pod);
-    table.put(roll_back(&record, None, 3).0);
+    table.put(roll_back(&record, None, None, 3).0);
     table
 }
 

@@ -1,7 +1,7 @@
 //! Prepare: resolve, decide, have parameters checked, commit the intents, call the drivers, commit the results. The intents of drivers that cannot change the node
 //! are not committed: see decision 0013.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -539,6 +539,11 @@ impl Prepares {
         let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
         // A driver's file is kept as long as its identity: until the result that names it is durable.
         let mut kept_until_durable = Vec::new();
+        let begun: BTreeSet<Uid> = work
+            .iter()
+            .filter(|(intent, _)| machine::is_begun_by_request(intent, holder.part()))
+            .map(|(intent, _)| intent.id.uid.clone())
+            .collect();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
             let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
@@ -588,6 +593,11 @@ impl Prepares {
         let (committed, files) = tokio::join!(records, files);
         drop(kept_until_durable);
         failpoint::pass(Point::PrepareDone);
+        let mut failed: BTreeMap<_, _> = files
+            .iter()
+            .filter(|(_, problem)| is_failed_write(problem))
+            .map(|(uid, problem)| (uid.clone(), problem.clone()))
+            .collect();
         ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
         if let Err(problem) = committed {
             if !had_intents {
@@ -599,17 +609,27 @@ impl Prepares {
                     .forget_undone(work.into_iter().map(|(record, _)| record))
                     .await;
             }
-            ends.extend(
-                prepared
-                    .iter()
-                    .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
-            );
+            for record in &prepared {
+                let uid = &record.id.uid;
+                ends.insert(uid.clone(), Err(problem.clone()));
+                failed.insert(uid.clone(), problem.clone());
+            }
         }
         self.files.remove_stale_files(&open).await;
-        if !rolled_back.is_empty() {
-            self.unprepares
-                .roll_back(rolled_back, holder.part(), call)
-                .await;
+        // A prepare that is refused holds no device: what this request began ends with it.
+        let failed = prepared.into_iter().filter_map(|record| {
+            let failure = failed.remove(&record.id.uid)?;
+            begun
+                .contains(&record.id.uid)
+                .then_some((record, Some(failure)))
+        });
+        let undone: Vec<_> = rolled_back
+            .into_iter()
+            .map(|record| (record, None))
+            .chain(failed)
+            .collect();
+        if !undone.is_empty() {
+            self.unprepares.roll_back(undone, holder.part(), call).await;
         }
     }
 
@@ -623,6 +643,11 @@ impl Prepares {
         }
         self.unprepares.report_gone(&gone);
     }
+}
+
+/// Returns whether files of a claim could not be written, as on a full disk.
+fn is_failed_write(problem: &Problem) -> bool {
+    problem.code == ProblemCode::CdiNotWritten || problem.code == ProblemCode::MetadataNotWritten
 }
 
 fn device_of(allocated: &AllocatedDevice) -> (&DriverName, &PoolName, &DeviceName) {

@@ -1,7 +1,9 @@
 //! Requests for claims, with fake drivers on a real checkpoint and a real CDI directory.
 
 mod contention;
+mod ended;
 mod files;
+mod full_disk;
 mod hardware;
 mod histories;
 mod interrupted;

@@ -22,7 +22,7 @@ use crate::records::values::{RecordedValues, RestoreRequest};
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, ObjectRef, Problem, ProblemCode, Uid};
 
 impl<'a> UnprepareRequest<'a> {
     fn pod(self) -> Option<&'a Uid> {
@@ -130,16 +130,17 @@ impl Unprepares {
         end.map_or(Ok(()), |end| end.map(drop))
     }
 
-    /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused.
+    /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused, or with whose results the host failed. If
+    /// the checkpoint takes no writes, the drivers are called under the intent of the prepare, and the records are removed later.
     pub(super) async fn roll_back(
         &self,
-        records: Vec<Arc<ClaimRecord>>,
+        records: Vec<(Arc<ClaimRecord>, Option<Problem>)>,
         part: Option<&DriverName>,
         call: &Call,
     ) {
         let work: Vec<Work> = records
             .into_iter()
-            .map(|record| machine::roll_back(&record, part, now_ms()))
+            .map(|(record, failure)| machine::roll_back(&record, part, failure.as_ref(), now_ms()))
             .collect();
         let mut undo = Undo::default();
         {
@@ -151,20 +152,27 @@ impl Unprepares {
             .iter()
             .map(|(record, _)| Change::PutClaim(Arc::clone(record)))
             .collect();
-        if self.records.commit(changes, undo).await.is_ok() {
-            failpoint::pass(Point::RollbackIntended);
-            let results = self.calls.call_unprepare(&work, call).await;
-            self.remove_unprepared(
-                work,
-                results,
-                part.is_none(),
-                part,
-                call,
-                &mut Outcomes::new(),
-            )
-            .await;
-            failpoint::pass(Point::RollbackDone);
+        match self.records.commit(changes, undo).await {
+            Ok(()) => failpoint::pass(Point::RollbackIntended),
+            Err(problem) if is_without_writes(&problem) => {
+                let mut table = self.records.table();
+                work.iter()
+                    .for_each(|(record, _)| drop(table.put(record.clone())));
+            }
+            // A closed or damaged checkpoint: the next instance finds the intent of the prepare.
+            Err(_) => return,
         }
+        let results = self.calls.call_unprepare(&work, call).await;
+        self.remove_unprepared(
+            work,
+            results,
+            part.is_none(),
+            part,
+            call,
+            &mut Outcomes::new(),
+        )
+        .await;
+        failpoint::pass(Point::RollbackDone);
     }
 
     /// Unprepares claims whose locks the caller has.
@@ -251,7 +259,7 @@ impl Unprepares {
             let called = self.calls.call_unprepare(&work, call).await;
             if all_gone(&work, &called) {
                 ends.extend(
-                    self.remove_at_once(&records, pod.is_some(), changes, undo)
+                    self.remove_at_once(&work, &called, pod.is_some(), changes, undo)
                         .await,
                 );
                 return ends;
@@ -308,13 +316,17 @@ impl Unprepares {
     /// Removes claims that are unprepared and of which the checkpoint has no intent. If that fails, they are as before the request.
     async fn remove_at_once(
         &self,
-        gone: &[Arc<ClaimRecord>],
+        work: &[Work],
+        results: &[Vec<UnprepareResult>],
         pods_locked: bool,
-        changes: Vec<Change>,
+        mut changes: Vec<Change>,
         undo: Undo,
     ) -> Outcomes {
+        let gone: Vec<_> = work.iter().map(|(record, _)| record.clone()).collect();
+        let ends = gone.iter().zip(results);
+        changes.extend(ends.filter_map(|(record, results)| end_of(record, results)));
         let end = self
-            .remove(gone, pods_locked, changes, undo)
+            .remove(&gone, pods_locked, changes, undo)
             .await
             .map(|()| ClaimEnd::Unprepared);
         if end.is_err() {
@@ -347,7 +359,7 @@ impl Unprepares {
         if work.is_empty() {
             return;
         }
-        let (mut gone, mut stay) = (Vec::new(), Vec::new());
+        let (mut gone, mut stay, mut ended) = (Vec::new(), Vec::new(), Vec::new());
         let restore = RestoreRequest::of(call);
         for ((record, _), results) in work.iter().zip(&mut results) {
             let restored = self
@@ -360,7 +372,10 @@ impl Unprepares {
             self.remove_files_of_parts(record, results).await;
             let uid = record.id.uid.clone();
             match machine::finish_unprepare(record, results.clone(), now_ms()) {
-                UnprepareEnd::Gone => gone.push(record.clone()),
+                UnprepareEnd::Gone => {
+                    ended.extend(end_of(record, results));
+                    gone.push(record.clone());
+                }
                 UnprepareEnd::Stays(record, problem) => {
                     let end = match part {
                         Some(driver) => machine::end_of_part(&record, driver),
@@ -378,7 +393,7 @@ impl Unprepares {
             .collect();
         open.extend(self.commit_rest(stay, ends).await);
         let end = self
-            .remove(&gone, pods_locked, Vec::new(), Undo::default())
+            .remove(&gone, pods_locked, ended, Undo::default())
             .await
             .map(|()| ClaimEnd::Unprepared);
         ends.extend(
@@ -501,6 +516,18 @@ impl Unprepares {
             adapters.set_taken(&taken);
         }
     }
+}
+
+/// The change that lists a claim as ended, if it was prepared.
+fn end_of(record: &ClaimRecord, results: &[UnprepareResult]) -> Option<Change> {
+    let ended = machine::ended(record, results, now_ms())?;
+    Some(Change::PutEnded(Arc::new(ended)))
+}
+
+/// Returns whether a commit failed because the disk takes no writes, so that nothing of it is there and a later one may succeed.
+fn is_without_writes(problem: &Problem) -> bool {
+    problem.code == ProblemCode::CheckpointDiskFull
+        || problem.code == ProblemCode::CheckpointReadOnly
 }
 
 /// Returns whether every driver has unprepared its part, so that the claims are gone.

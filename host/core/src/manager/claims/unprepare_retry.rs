@@ -15,6 +15,10 @@ use nodedock_model::{ClaimRecord, DriverName, Problem, Uid};
 pub(crate) const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub(crate) const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
 
+/// Longest delay after an attempt at which no driver failed, but the checkpoint: a prepare that waits for the device gets it as soon as the
+/// disk takes writes again.
+const COMMIT_RETRY_MAX: Duration = Duration::from_secs(2);
+
 /// The drivers of a claim that serve now.
 pub(super) type Serving = BTreeMap<DriverName, DriverRevision>;
 
@@ -97,9 +101,15 @@ impl UnprepareRetries {
             )
         });
         let called = called.collect();
+        let delay = backoff.delay();
+        let delay_max = if problems.is_empty() {
+            COMMIT_RETRY_MAX
+        } else {
+            UNPREPARE_RETRY_MAX
+        };
         let retry = UnprepareRetry {
             attempts,
-            at: now + backoff.delay(),
+            at: now + delay.min(delay_max),
             backoff,
             called,
         };

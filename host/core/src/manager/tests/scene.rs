@@ -10,7 +10,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cdi::{CdiDir, FileAccess};
 use crate::cdi_watch;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::tests::{Disk, open_on};
+use crate::checkpoint::{self, Checkpoint, Opened};
 use crate::device_metadata::MetadataSettings;
 use crate::driver::{ClaimDriver, Driver, DriverIdentity, NodeFacts, Published, StoredDrivers};
 use crate::hardware::Hardware;
@@ -167,6 +168,11 @@ impl Home {
         self.open(boot_id, Duration::from_secs(3600), None, true)
     }
 
+    /// Starts with a prepare that does not wait for a device, and the checkpoint on a disk that fails on request.
+    pub(crate) fn start_on(&self, disk: &Disk) -> Daemon {
+        self.start_from(open_on(disk), "boot-1", Duration::ZERO, None, false)
+    }
+
     /// The directory of metadata files.
     pub(crate) fn metadata(&self) -> PathBuf {
         self.0.path().join("metadata")
@@ -180,10 +186,23 @@ impl Home {
         has_metadata: bool,
     ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
+        self.start_from(opened, boot_id, exclusive_wait, stored, has_metadata)
+    }
+
+    fn start_from(
+        &self,
+        opened: Opened,
+        boot_id: &str,
+        exclusive_wait: Duration,
+        stored: Option<Arc<dyn StoredDrivers>>,
+        has_metadata: bool,
+    ) -> Daemon {
         let unreadable = opened.dump.unreadable_claims();
         let claims =
             ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
-        let claims = claims.with_released(opened.dump.released);
+        let claims = claims
+            .with_released(opened.dump.released)
+            .with_ended(opened.dump.ended);
         let (source, changes, tasks) = (
             Arc::new(FakeSource::new()),
             Changes::default(),

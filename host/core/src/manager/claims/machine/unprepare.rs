@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, UnprepareStep, kubelet, not_called, transition, worst};
+use super::{
+    ClaimTable, PREPARED, ROLLED_BACK, UnprepareStep, kubelet, not_called, transition, worst,
+};
 use nodedock_model::{
-    Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold,
+    Caller, ClaimRecord, ClaimState, DriverName, EndedRecord, ObjectRef, Problem, ReleaseRecord,
+    Transition, Uid, Untold,
 };
 
 /// Requester of an unprepare.
@@ -83,6 +86,9 @@ fn call_leaving(record: Arc<ClaimRecord>) -> UnprepareStep {
     UnprepareStep::Call { record, drivers }
 }
 
+/// The entry of a claim's history when a driver has unprepared its part.
+const UNPREPARED_BY_DRIVER: &str = "given up by driver";
+
 /// A driver's result of an unprepare, and its duration in microseconds.
 pub type UnprepareResult = (DriverName, Result<(), Problem>, u64);
 
@@ -104,7 +110,7 @@ pub fn finish_unprepare(
     let mut record = record.clone();
     for (driver, outcome, duration_us) in results {
         let what = if outcome.is_ok() {
-            "given up by driver"
+            UNPREPARED_BY_DRIVER
         } else {
             "not given up by driver"
         };
@@ -127,22 +133,22 @@ pub fn finish_unprepare(
 }
 
 /// The intent to unprepare a claim that every driver refused for good, or (`part`) the part of one that did. The drivers are called all
-/// the same: they may have begun.
+/// the same: they may have begun. `failure`: the drivers prepared it, and the host could not store their results or write its files.
 pub fn roll_back(
     record: &ClaimRecord,
     part: Option<&DriverName>,
+    failure: Option<&Problem>,
     now_ms: u64,
 ) -> (Arc<ClaimRecord>, Vec<DriverName>) {
     let mut record = record.clone();
-    let by = part.map_or_else(
-        || "every driver".to_owned(),
-        |driver| format!("driver {driver}"),
-    );
-    record.note(transition(
-        now_ms,
-        "rolled back",
-        &format!("refused by {by}"),
-    ));
+    let cause = match (failure, part) {
+        (Some(_), _) => "its results are not stored".to_owned(),
+        (None, None) => "refused by every driver".to_owned(),
+        (None, Some(driver)) => format!("refused by driver {driver}"),
+    };
+    let mut entry = transition(now_ms, ROLLED_BACK, &cause);
+    entry.problem = failure.cloned();
+    record.note(entry);
     let drivers = part.map_or_else(
         || record.drivers.keys().cloned().collect(),
         |driver| vec![driver.clone()],
@@ -152,6 +158,53 @@ pub fn roll_back(
         None => record.state = ClaimState::Unpreparing,
     }
     (Arc::new(record), drivers)
+}
+
+/// The record of a claim that its drivers unprepared now. None: it was not prepared before, or its prepare was undone.
+pub fn ended(
+    record: &ClaimRecord,
+    results: &[UnprepareResult],
+    now_ms: u64,
+) -> Option<EndedRecord> {
+    let mut timeline = record.timeline.iter().rev();
+    let last = timeline.find(|entry| entry.what == PREPARED || entry.what == ROLLED_BACK);
+    let was_prepared = match last {
+        Some(entry) => entry.what == PREPARED,
+        // A longer history than the record keeps.
+        None => record.drivers.values().any(|part| part.prepared.is_some()),
+    };
+    if !was_prepared {
+        return None;
+    }
+    let mut left = record.clone();
+    for (driver, _, duration_us) in results {
+        left.note_repeated(Transition {
+            duration_us: *duration_us,
+            ..transition(now_ms, UNPREPARED_BY_DRIVER, driver.as_str())
+        });
+    }
+    left.note(transition(now_ms, "unprepared", ""));
+    let devices = record.allocation.drivers().into_iter().map(|driver| {
+        let devices = record.device_names(driver).collect();
+        (driver.clone(), devices)
+    });
+    let consumers = record.kubelet.iter().flat_map(|hold| &hold.consumers);
+    let of_kubelet = consumers.filter(|consumer| consumer.is_pod()).map(|pod| {
+        let pod = ObjectRef {
+            namespace: record.id.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        (pod.uid.clone(), pod)
+    });
+    Some(EndedRecord {
+        id: record.id.clone(),
+        at_ms: now_ms,
+        devices: devices.collect(),
+        pods: left.pods.into_iter().chain(of_kubelet).collect(),
+        timeline: left.timeline,
+        unknown: BTreeMap::new(),
+    })
 }
 
 /// Fails if an operator may not release a claim: a pod or a kubelet holds it, and it is not being unprepared.

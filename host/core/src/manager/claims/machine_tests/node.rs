@@ -257,7 +257,8 @@ impl Node {
         if self.commit_claims(&changed)? {
             prepared.iter().for_each(|record| self.answer(record, part));
         }
-        let roll_back = |record: &Arc<ClaimRecord>| machine::roll_back(record, part, self.clock_ms);
+        let roll_back =
+            |record: &Arc<ClaimRecord>| machine::roll_back(record, part, None, self.clock_ms);
         let rolled_back: Work = refused.iter().map(roll_back).collect();
         let records: Vec<_> = rolled_back
             .iter()
