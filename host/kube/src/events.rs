@@ -32,7 +32,7 @@ use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 
 /// Reason and note of an event (`events.k8s.io/v1`).
 const EVENT_REASON_BYTES_MAX: usize = 128;
-const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
+pub(crate) const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
 
 /// Pods of a refused claim that get an event.
 const EVENT_PODS_MAX: usize = 8;
@@ -54,7 +54,7 @@ const EVENTS_MAX: usize = 512;
 /// Delay of a retry after 403: an operator must change a role first.
 pub(crate) const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
-const CONTROLLER: &str = "nodedock";
+pub(crate) const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
 
 /// A request of a kubelet that was refused.
@@ -212,7 +212,7 @@ fn warning(reason: &str, action: &str, note: String, related: Option<ObjectRefer
     }
 }
 
-fn reference(
+pub(crate) fn reference(
     kind: &str,
     namespace: Option<&ObjectName>,
     name: &ObjectName,
@@ -227,7 +227,7 @@ fn reference(
     }
 }
 
-fn of_claim(claim: &ObjectRef) -> ObjectReference {
+pub(crate) fn of_claim(claim: &ObjectRef) -> ObjectReference {
     reference(
         "ResourceClaim",
         Some(&claim.namespace),

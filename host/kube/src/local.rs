@@ -3,10 +3,11 @@
 //! One task reads all objects and decides (`state`, pure): it makes the claims of pods' templates, allocates claims in the order of their
 //! creation, one at a time, names their consumers, and ends the allocation of a claim that is deleted and not in use any more. Each write
 //! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`), and the slices of native drivers
-//! some time after these (`departed`).
+//! some time after these (`departed`). Claims that wait have Events (`events`).
 
 mod default_classes;
 mod departed;
+mod events;
 mod names;
 mod objects;
 mod processes;
@@ -110,6 +111,8 @@ struct View {
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     /// In the order in which claims are tried.
     refusals: Vec<(Key, Arc<NotAllocated>)>,
+    /// Of these claims.
+    pods: BTreeMap<Key, Vec<ObjectRef>>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
 }
@@ -121,6 +124,8 @@ pub struct WaitingClaim {
     pub why: Arc<NotAllocated>,
     /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID without an object.
     pub holders: Vec<String>,
+    /// Pods that are to have its devices, not all if there are many.
+    pub pods: Vec<ObjectRef>,
 }
 
 impl WaitingClaim {
@@ -186,6 +191,8 @@ impl LocalClaims {
         });
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
+        let publish = events::publish(self.clone(), parts.client.clone(), parts.node.clone());
+        parts.tasks.spawn_until_stopped("claim-events", publish);
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(
             self.0.clone(),
@@ -245,6 +252,7 @@ impl LocalClaims {
                 id: ObjectRef::new(&key.0, &key.1, &uid).ok()?,
                 why: why.clone(),
                 holders: holders.into_iter().collect(),
+                pods: view.pods.get(key).cloned().unwrap_or_default(),
             })
         });
         waiting.collect()
@@ -505,6 +513,7 @@ impl LocalClaimStore {
                 .map(|claim| (objects::key(&**claim), claim.clone()))
                 .collect(),
             refusals: state.refusals(),
+            pods: state.pods_of_refused(),
             classes: state.classes().map(str::to_owned).collect(),
         }));
     }

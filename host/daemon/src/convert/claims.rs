@@ -123,7 +123,9 @@ pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
 
 /// Converts a claim with its place among those that wait, from 1.
 pub fn waiting_claim(place: u32, claim: WaitingClaim) -> v1::WaitingClaim {
-    let WaitingClaim { id, why, holders } = claim;
+    let WaitingClaim {
+        id, why, holders, ..
+    } = claim;
     v1::WaitingClaim {
         id: Some(object_message(&id)),
         place,

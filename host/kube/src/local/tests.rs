@@ -313,6 +313,39 @@ impl Machine {
 }
 
 #[test]
+fn pods_of_waiting_claims_are_shown() {
+    let pod = |name: &str, phase: &str, status: Value| -> Pod {
+        let claims = [
+            json!({ "name": "a", "resourceClaimName": "waits" }),
+            json!({ "name": "b", "resourceClaimTemplateName": "none" }),
+        ];
+        of(json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+            "spec": { "containers": [], "resourceClaims": claims },
+            "status": { "phase": phase, "resourceClaimStatuses": status } }))
+    };
+    let mut machine = Machine::new(1);
+    machine.create("has", 1);
+    machine.settle();
+    let shown = machine.state.shown;
+    machine.put_pod(pod("ended", "Succeeded", json!([])));
+    machine.put_pod(pod("web", "Pending", json!([])));
+    assert!(machine.state.shown > shown);
+    assert!(machine.state.pods_of_refused().is_empty());
+    machine.create("waits", 1);
+    machine.refuse("waits", NotAllocatedKind::Unsatisfiable);
+    let named = |machine: &Machine| {
+        let pods = machine.state.pods_of_refused();
+        let names = pods.get(&name("waits")).into_iter().flatten();
+        Vec::from_iter(names.map(|pod| pod.name.to_string()))
+    };
+    assert_eq!(named(&machine), ["web"]);
+    for index in 0..20 {
+        machine.put_pod(pod(&format!("more-{index}"), "Pending", json!([])));
+    }
+    assert_eq!(named(&machine).len(), 8);
+}
+
+#[test]
 fn machine_without_classes_gets_default_ones() {
     let mut machine = Machine::new(1);
     assert_eq!(machine.state.classes().collect::<Vec<_>>(), ["any"]);
