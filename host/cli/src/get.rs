@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::local_api::text;
-use super::output::{Format, Row, join, print, print_error, print_text, table};
+use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CommandError, Location, claim, describe, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
@@ -28,7 +28,7 @@ pub(super) struct GetArgs {
     /// Print again whenever something changes
     #[arg(short, long)]
     watch: bool,
-    /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
+    /// Create the DeviceClasses of classmanifests in the cluster, with the rights of --kubeconfig; one that is there is not changed
     #[arg(long, requires = "kubeconfig", conflicts_with = "watch")]
     apply: bool,
     /// The kubeconfig for --apply
@@ -49,9 +49,12 @@ enum What {
     /// Extended resources: of device plugins, and of pools that carry a resource's name
     #[value(alias = "resource")]
     Resources,
-    /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    /// DeviceClasses in the local API
     #[value(alias = "deviceclass")]
     Deviceclasses,
+    /// Manifests of DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    #[value(alias = "classmanifest")]
+    Classmanifests,
     /// ResourceSlices of all drivers in the local API
     #[value(alias = "slice")]
     Slices,
@@ -123,16 +126,18 @@ struct ClaimDriverSummary<'a> {
 }
 
 pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
-    if args.apply && !matches!(args.what, What::Deviceclasses) {
-        let message = "--apply is of deviceclasses alone";
+    if args.apply && !matches!(args.what, What::Classmanifests) {
+        let message = "--apply is of classmanifests alone";
         return Err(CommandError::usage(
             message,
-            "nodedock get deviceclasses --apply --kubeconfig FILE",
+            "nodedock get classmanifests --apply --kubeconfig FILE",
         )
         .into());
     }
-    if matches!(args.what, What::Slices) {
-        return slices(location, &args).await;
+    match args.what {
+        What::Slices => return slices(location, &args).await,
+        What::Deviceclasses => return device_classes(location, &args).await,
+        _ => {}
     }
     let mut client = connect(location).await?;
     // The watch begins before the list, so that no change falls between them.
@@ -222,7 +227,7 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
                 .collect();
             list(format, &resources, "no extended resources")
         }
-        What::Deviceclasses => {
+        What::Classmanifests => {
             let answer = client
                 .get_capacity(v1::GetCapacityRequest {})
                 .await?
@@ -251,7 +256,7 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
             Ok(!classes.is_empty())
         }
         // Of another API.
-        What::Slices => Ok(true),
+        What::Slices | What::Deviceclasses => Ok(true),
         What::Adapters => {
             let answer = client
                 .list_adapters(v1::ListAdaptersRequest {})
@@ -347,11 +352,61 @@ impl Row for Slice {
     const NARROW: usize = 4;
 }
 
-async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
-    if args.watch {
-        let hint = "kubectl get resourceslices --watch, with `nodedock kubeconfig`";
-        return Err(CommandError::usage("slices are listed, not watched", hint).into());
+/// A DeviceClass, as a row.
+struct Class(Value);
+
+impl Row for Class {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAME", |class| text(&class.0, "/metadata/name").to_owned()),
+        ("RESOURCE", |class| {
+            tables::or_dash(text(&class.0, "/spec/extendedResourceName"))
+        }),
+        ("AGE", |class| {
+            nodedock_apiserver::age(&class.0["metadata"]["creationTimestamp"])
+        }),
+        ("SELECTORS", |class| {
+            let selectors = class.0["spec"]["selectors"].as_array();
+            let selectors = selectors.into_iter().flatten();
+            joined(selectors.map(|selector| text(selector, "/cel/expression")))
+        }),
+    ];
+    const NARROW: usize = 3;
+}
+
+/// Refuses to watch what is listed by the local API.
+fn refuse_watch(args: &GetArgs, what: &str, resource: &str) -> Result<()> {
+    if !args.watch {
+        return Ok(());
     }
+    let hint = format!("kubectl get {resource} --watch, with `nodedock kubeconfig`");
+    Err(CommandError::usage(format!("{what} are listed, not watched"), hint).into())
+}
+
+/// Prints the DeviceClasses as kubectl does: one as it is, and several as a list.
+async fn device_classes(location: &Location, args: &GetArgs) -> Result<()> {
+    refuse_watch(args, "DeviceClasses", "deviceclasses")?;
+    let classes = local_api::connect(location).await?.device_classes().await?;
+    let (whole, classes) = match &args.name {
+        None => {
+            let list = json!({ "apiVersion": "v1", "kind": "List", "items": classes });
+            (list, classes)
+        }
+        Some(name) => {
+            let found = classes
+                .into_iter()
+                .find(|class| text(class, "/metadata/name") == name);
+            let found = found.ok_or_else(|| names::unknown(&args.what.singular(), name))?;
+            (found.clone(), vec![found])
+        }
+    };
+    let rows: Vec<_> = classes.into_iter().map(Class).collect();
+    print(args.output, &whole, || {
+        table(args.output, &rows, "no DeviceClasses")
+    })
+}
+
+async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
+    refuse_watch(args, "slices", "resourceslices")?;
     let name = args.name.clone().unwrap_or_default();
     let listed = local_api::connect(location).await?.slices().await?;
     let listed: Vec<_> = listed
@@ -402,7 +457,7 @@ async fn apply(classes: &[ClassOfResource], kubeconfig: &Path) -> Result<()> {
             ),
             Applied::Unchanged => format!("deviceclass {name} unchanged"),
             Applied::Differs => format!(
-                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get deviceclasses {name} -o yaml"
+                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get classmanifests {name} -o yaml"
             ),
         })?;
     }
@@ -606,6 +661,23 @@ mod tests {
         assert_eq!(listed(""), all);
         assert_eq!(listed("b/two"), [first.clone(), of("3", "pending")]);
         assert_eq!(listed("2"), [first, of("2", "pending")]);
+    }
+
+    #[test]
+    fn device_class_row_has_name_and_resource() {
+        let cells = |class: Value| {
+            let class = Class(class);
+            let cells = Class::COLUMNS.iter().map(|(_, cell)| cell(&class));
+            cells.collect::<Vec<_>>()
+        };
+        let selectors = ["a", "b"].map(|text| json!({ "cel": { "expression": text } }));
+        let full = json!({ "metadata": { "name": "gpu", "creationTimestamp": "2000-01-01T00:00:00Z" },
+            "spec": { "extendedResourceName": "a.dev/gpu", "selectors": selectors } });
+        let full = cells(full);
+        assert_eq!([&full[0], &full[1], &full[3]], ["gpu", "a.dev/gpu", "a,b"]);
+        assert!(full[2].ends_with('y'), "{full:?}");
+        let bare = cells(json!({ "metadata": { "name": "any" }, "spec": {} }));
+        assert_eq!(bare, ["any", "-", "<unknown>", ""]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses, adapters or the node
+    /// Show drivers, devices, claims, pods, extended resources, DeviceClasses, slices, adapters or the node
     Get(get::GetArgs),
     /// Prepare the claims of a pod and allocate its extended resources
     Prepare(pods::PrepareArgs),
