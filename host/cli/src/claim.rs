@@ -11,6 +11,7 @@ use nodedock_proto::node::v1;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::completion::Named;
 use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CommandError, Location, files, names, waiting};
@@ -54,6 +55,7 @@ pub(super) struct CreateArgs {
 #[derive(Args)]
 pub(super) struct GetArgs {
     /// Only this one
+    #[arg(add = Named::ApiClaims.candidates())]
     name: Option<String>,
     /// Only the claims of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
@@ -77,7 +79,7 @@ pub(super) struct GetArgs {
 #[derive(Args)]
 pub(super) struct NameArgs {
     /// NAME or NAMESPACE/NAME
-    #[arg(required_unless_present = "filename", conflicts_with = "filename")]
+    #[arg(required_unless_present = "filename", conflicts_with = "filename", add = Named::ApiClaims.candidates())]
     name: Option<String>,
     /// The objects of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE")]

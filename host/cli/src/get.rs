@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::client::{Client, connect};
 use super::local_api::text;
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
-use super::{CommandError, Location, claim, describe, local_api, names};
+use super::{CommandError, Location, claim, completion, describe, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
 use nodedock_model::{DriverName, ExtendedResource, limit};
@@ -22,6 +22,7 @@ use nodedock_model::{DriverName, ExtendedResource, limit};
 pub(super) struct GetArgs {
     what: What,
     /// Only this one: a driver's, claim's or resource's name, [NODE/]POOL/DEVICE, or NAMESPACE/POD
+    #[arg(add = completion::candidates_of_get())]
     name: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -678,6 +679,16 @@ mod tests {
         assert!(full[2].ends_with('y'), "{full:?}");
         let bare = cells(json!({ "metadata": { "name": "any" }, "spec": {} }));
         assert_eq!(bare, ["any", "-", "<unknown>", ""]);
+    }
+
+    #[test]
+    fn every_listed_object_is_completed() {
+        for what in What::value_variants() {
+            let value = what.to_possible_value().unwrap();
+            for word in value.get_name_and_aliases() {
+                assert!(completion::Named::of_word(word).is_some(), "{word}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::client::{Client, connect, is_connection_error};
+use super::completion::Named;
 use super::output::Format;
 use super::{CommandError, Location, describe, files, local_api, names};
 use nodedock_command::parameters;
@@ -57,10 +58,10 @@ pub(super) struct PrepareArgs {
     )]
     namespace: String,
     /// A device for it, as `get devices` lists it or without the node; may be given several times
-    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
+    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod", add = Named::WholeDevices.candidates())]
     device: Vec<String>,
     /// A claim of the local API for it; may be given several times
-    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
+    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device", add = Named::ApiClaims.candidates())]
     claim: Vec<String>,
     /// Opaque parameters for the driver of the devices: a JSON object, or a file with JSON or YAML
     #[arg(long, value_name = "FILE|JSON", requires = "device")]
@@ -131,7 +132,8 @@ pub(super) struct UnprepareArgs {
     #[arg(
         value_name = "NAMESPACE/POD",
         required_unless_present = "uid",
-        conflicts_with = "uid"
+        conflicts_with = "uid",
+        add = Named::Pods.candidates()
     )]
     pod: Option<String>,
     /// The pod by its UID
