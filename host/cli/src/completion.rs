@@ -189,8 +189,8 @@ async fn api_claims(location: &Location) -> Result<BTreeSet<String>> {
     let default = local_api::namespace(location);
     let claims = local_api::claims(location).await?;
     let names = claims.iter().map(|claim| {
-        let [namespace, name] = ["/metadata/namespace", "/metadata/name"]
-            .map(|field| local_api::text(claim, field));
+        let [namespace, name] =
+            ["/metadata/namespace", "/metadata/name"].map(|field| local_api::text(claim, field));
         short(namespace, name, &default)
     });
     Ok(names.collect())
@@ -201,17 +201,21 @@ async fn of_daemon(mut client: Client, named: Named) -> Result<BTreeSet<String>>
         Named::Drivers => {
             let request = v1::ListDriversRequest::default();
             let drivers = client.list_drivers(request).await?.into_inner().drivers;
-            let names = drivers.into_iter().map(|driver| match driver.name.is_empty() {
-                true => driver.source,
-                false => driver.name,
-            });
+            let names = drivers
+                .into_iter()
+                .map(|driver| match driver.name.is_empty() {
+                    true => driver.source,
+                    false => driver.name,
+                });
             names.collect()
         }
         Named::Devices | Named::WholeDevices => {
             let request = v1::ListDevicesRequest::default();
             let devices = client.list_devices(request).await?.into_inner().devices;
             let names = devices.into_iter().map(|device| {
-                let v1::Device { driver, pool, name, .. } = device;
+                let v1::Device {
+                    driver, pool, name, ..
+                } = device;
                 match named {
                     Named::WholeDevices => format!("{driver}/{pool}/{name}"),
                     _ => format!("{pool}/{name}"),
@@ -258,7 +262,9 @@ fn manifest(resource: &v1::Resource) -> Option<String> {
 }
 
 fn object_names(objects: &[Value]) -> BTreeSet<String> {
-    let names = objects.iter().map(|object| local_api::text(object, "/metadata/name"));
+    let names = objects
+        .iter()
+        .map(|object| local_api::text(object, "/metadata/name"));
     names.map(str::to_owned).collect()
 }
 
@@ -317,7 +323,10 @@ mod tests {
             driver: driver.to_owned(),
             ..v1::Resource::default()
         };
-        assert_eq!(manifest(&resource("gpu.a.dev")).as_deref(), Some("a.dev-gpu"));
+        assert_eq!(
+            manifest(&resource("gpu.a.dev")).as_deref(),
+            Some("a.dev-gpu")
+        );
         assert_eq!(manifest(&resource("/run/gpu.sock")), None);
     }
 }

@@ -16,7 +16,7 @@ use super::output::{Format, Row, join, joined, print, print_error, print_text, t
 use super::{CommandError, Location, claim, completion, describe, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
-use nodedock_model::{DriverName, ExtendedResource, limit};
+use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolNames, limit};
 
 #[derive(Args)]
 pub(super) struct GetArgs {
@@ -181,15 +181,14 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
                 driver: String::new(),
             };
             let answer = client.list_devices(request).await?.into_inner();
-            let node = client
-                .get_node(v1::GetNodeRequest {})
-                .await?
-                .into_inner()
-                .name;
+            let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
+            let names = PoolNames {
+                node: ObjectName::new(&node.name)?,
+            };
             let devices = answer
                 .devices
                 .into_iter()
-                .filter(|device| is_device(device, &name, &node));
+                .filter(|device| is_device(device, &name, &names));
             let devices: Vec<_> = devices.collect();
             if devices.is_empty() && !name.is_empty() {
                 return show_no_devices(client, format, &name).await;
@@ -531,7 +530,7 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
 
 /// Returns whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool may be
 /// named with or without the name of the node.
-fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
+fn is_device(device: &v1::Device, wanted: &str, names: &PoolNames) -> bool {
     let v1::Device {
         driver,
         pool,
@@ -539,20 +538,14 @@ fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
         extended_resource,
         ..
     } = device;
-    let in_node = pool
-        .strip_prefix(node)
-        .and_then(|rest| rest.strip_prefix('/'));
     wanted.is_empty()
         || [driver, extended_resource, name]
             .into_iter()
             .any(|text| text == wanted)
-        || [Some(pool.as_str()), in_node]
-            .into_iter()
-            .flatten()
-            .any(|pool| {
-                let device = format!("{pool}/{name}");
-                [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
-            })
+        || [pool.as_str(), names.local(pool)].into_iter().any(|pool| {
+            let device = format!("{pool}/{name}");
+            [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
+        })
 }
 
 fn is_pod(status: &v1::PodStatus, wanted: &str) -> bool {

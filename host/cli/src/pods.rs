@@ -21,7 +21,7 @@ use nodedock_core::manifest::{self, Objects, Written};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
     DeviceName, DriverName, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
-    PoolName, Uid,
+    PoolName, PoolNames, Uid,
 };
 use nodedockd::convert;
 
@@ -394,13 +394,12 @@ fn bad_name(error: nodedock_model::NameError) -> CommandError {
 }
 
 fn pool_of(of: &AllocatedDevice, node: &str) -> String {
-    pool_in_node(node, of.pool.as_str()).unwrap_or_else(|| of.pool.to_string())
-}
-
-fn pool_in_node(node: &str, pool: &str) -> Option<String> {
-    pool.strip_prefix(node)
-        .and_then(|rest| rest.strip_prefix('/'))
-        .map(str::to_owned)
+    let pool = of.pool.as_str();
+    match ObjectName::new(node) {
+        Ok(node) => PoolNames { node }.local(pool).to_owned(),
+        // No pool has such a name before its own.
+        Err(_) => pool.to_owned(),
+    }
 }
 
 /// Makes one request of all devices of each driver that is a device plugin. Such a plugin answers for the devices of a container together, often with one

@@ -39,13 +39,14 @@ use self::state::{LocalClaimsState, Reservations, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
+use crate::events::EventWriter;
 use crate::pools::NodePools;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{
-    Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
+    Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit,
 };
 
 pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener, user_namespace};
@@ -202,7 +203,8 @@ impl LocalClaims {
         });
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
-        let publish = events::publish(self.clone(), parts.client.clone(), parts.node.clone());
+        let writer = EventWriter::new(parts.client.client(), &parts.node);
+        let publish = events::publish(self.clone(), writer);
         parts.tasks.spawn_until_stopped("claim-events", publish);
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(
@@ -414,7 +416,12 @@ pub async fn ensure_node(client: &KubeClient, name: &ObjectName) -> Result<(), A
         "aarch64" => "arm64",
         other => other,
     };
-    let labels = [("hostname", name.as_str()), ("os", "linux"), ("arch", arch)];
+    let hostname = name.within(limit::LABEL_BYTES_MAX);
+    let labels = [
+        ("hostname", hostname.as_str()),
+        ("os", "linux"),
+        ("arch", arch),
+    ];
     let labels = labels.map(|(label, value)| (format!("kubernetes.io/{label}"), value.to_owned()));
     let mut node = Node::default();
     node.metadata.name = Some(name.to_string());

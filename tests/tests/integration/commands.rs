@@ -211,7 +211,10 @@ async fn completion_offers_names_of_objects() {
         (&["unprepare", ""], "default/one"),
     ] {
         let found = completed(&daemon, words).await;
-        assert!(found.iter().any(|name| name == expected), "{words:?}: {found:?}");
+        assert!(
+            found.iter().any(|name| name == expected),
+            "{words:?}: {found:?}"
+        );
     }
     let devices = completed(&daemon, &["get", "devices", ""]).await;
     assert!(

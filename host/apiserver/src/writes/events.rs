@@ -19,9 +19,10 @@ pub(super) fn expire(draft: &mut Draft, events: &'static Resource) {
     let Ok(oldest) = Timestamp::now().checked_sub(TTL).map(written) else {
         return;
     };
-    let expired = draft.snapshot().objects(events).filter(|(_, event)| {
-        last_written(event).is_some_and(|written| written < oldest.as_str())
-    });
+    let expired = draft
+        .snapshot()
+        .objects(events)
+        .filter(|(_, event)| last_written(event).is_some_and(|written| written < oldest.as_str()));
     let expired: Vec<ObjectKey> = expired
         .map(|(key, _)| key.clone())
         .take(EXPIRED_MAX)

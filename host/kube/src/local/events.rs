@@ -1,29 +1,23 @@
 //! Events on claims of the local API that wait for devices, and on the pods that use them, as Kubernetes' scheduler publishes them.
 //!
 //! Given the claims that wait after each decision, one task writes one Event for each claim and each of its pods. The Event has the newest
-//! reason and counts how often the claim was refused; the recorder of `crate::events` would keep the first reason. A claim that gets its
-//! devices at once has no Event, and writes have a bounded rate: what changes meanwhile is in the next one.
+//! reason and counts how often the claim was refused. A claim that gets its devices at once has no Event, and writes have a bounded rate: what
+//! changes in between is in the next one. None is dropped, as those of `crate::events` are when there are too many: a claim waits as long as it takes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::events::v1::{Event, EventSeries};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
-use kube::Api;
-use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use nodedock_allocator::allocate::NotAllocated;
-use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{LocalClaims, WaitingClaim};
-use crate::client::{ApiError, ErrorKind, KubeClient};
-use crate::events::{CONTROLLER, EVENT_MESSAGE_BYTES_MAX, of_claim, reference};
-use nodedock_base::printable::{cut, one_line};
+use crate::client::{ApiError, ErrorKind};
+use crate::events::{EVENT_MESSAGE_BYTES_MAX, EventWriter, of_claim, reference, warning};
+use nodedock_base::printable::one_line;
 use nodedock_base::rate::TokenBucket;
-use nodedock_model::{ObjectName, ObjectRef};
+use nodedock_model::ObjectRef;
 
 /// What the scheduler's Events about a pod that cannot run have, here of its claims too.
 const REASON: &str = "FailedScheduling";
@@ -43,9 +37,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Burst of writes, and their rate: an Event stays in the checkpoint for an hour.
 const WRITES_BURST: u32 = 100;
 const WRITES_PER_SECOND: u32 = 1;
-
-/// Length of an object's name.
-const NAME_BYTES_MAX: usize = 253;
 
 /// Claims that an Event names as holders.
 const HOLDERS_NAMED_MAX: usize = 4;
@@ -116,10 +107,7 @@ impl PendingEvents {
             None => (of_claim, None),
             Some(pod) => (of_pod(pod), Some(of_claim)),
         };
-        let target = (
-            claim.id.uid.to_string(),
-            pod.map(|pod| pod.uid.to_string()),
-        );
+        let target = (claim.id.uid.to_string(), pod.map(|pod| pod.uid.to_string()));
         let series = self.0.entry(target).or_insert_with(|| Series {
             regarding,
             related,
@@ -187,7 +175,7 @@ fn note(claim: &WaitingClaim) -> String {
 }
 
 /// Publishes the Events of claims that wait, until the claims are not decided any more.
-pub(super) async fn publish(claims: LocalClaims, client: KubeClient, node: ObjectName) {
+pub(super) async fn publish(claims: LocalClaims, writer: EventWriter) {
     let mut views = claims.0.view.subscribe();
     let mut events = PendingEvents::default();
     let mut tokens = TokenBucket::full(WRITES_PER_SECOND, WRITES_BURST, Instant::now());
@@ -210,7 +198,7 @@ pub(super) async fn publish(claims: LocalClaims, client: KubeClient, node: Objec
         while let Some(series) = events.due(Instant::now())
             && tokens.take(Instant::now(), 0).is_ok()
         {
-            series.write(&client, &node).await;
+            series.write(&writer).await;
         }
     }
 }
@@ -229,30 +217,21 @@ fn waiting(claims: &LocalClaims) -> Vec<WaitingClaim> {
 
 impl Series {
     /// Writes the Event, and sets when it is written again.
-    async fn write(&mut self, client: &KubeClient, node: &ObjectName) {
-        let namespace = self.regarding.namespace.clone().unwrap_or_default();
-        let api = Api::<Event>::namespaced(client.client(), &namespace);
-        let now = Timestamp::now();
-        let written = match &self.written {
-            None => {
-                let event = self.event(node, now);
-                let name = event.metadata.name.clone().unwrap_or_default();
-                let created = api.create(&PostParams::default(), &event).await;
-                created.map(|_| name)
-            }
-            Some(Written { name, count, .. }) => {
-                // One of which nothing changed is still so.
-                self.count = self.count.max(count.saturating_add(1));
-                let patch = Patch::Merge(json!({ "note": self.note(), "series": self.series(now) }));
-                let patched = api.patch(name, &PatchParams::default(), &patch).await;
-                patched.map(|_| name.clone())
-            }
-        };
-        let now = Instant::now();
-        match written.map_err(ApiError::from) {
+    async fn write(&mut self, writer: &EventWriter) {
+        let note = one_line(&self.note, EVENT_MESSAGE_BYTES_MAX);
+        let event = warning(REASON, ACTION, note, self.related.clone());
+        let name = self.written.as_ref().map(|written| {
+            // One of which nothing changed is still so.
+            self.count = self.count.max(written.count.saturating_add(1));
+            written.name.as_str()
+        });
+        let written = writer.write(&event, &self.regarding, name, self.count);
+        let written = written.await.map_err(ApiError::from);
+        let at = Instant::now();
+        match written {
             Ok(name) => {
-                self.due = now + REPEAT_EVERY;
-                let (at, count) = (now, self.count);
+                let count = self.count;
+                self.due = at + REPEAT_EVERY;
                 self.written = Some(Written { name, at, count });
             }
             Err(error) => {
@@ -261,44 +240,8 @@ impl Series {
                     self.written = None;
                 }
                 tracing::debug!(%error, "an event of a claim that waits is not written, retrying");
-                self.due = now + RETRY_EVERY;
+                self.due = at + RETRY_EVERY;
             }
-        }
-    }
-
-    fn note(&self) -> String {
-        one_line(&self.note, EVENT_MESSAGE_BYTES_MAX)
-    }
-
-    /// None: the claim was refused once.
-    fn series(&self, now: Timestamp) -> Option<EventSeries> {
-        (self.count > 1).then(|| EventSeries {
-            count: self.count,
-            last_observed_time: MicroTime(now),
-        })
-    }
-
-    fn event(&self, node: &ObjectName, now: Timestamp) -> Event {
-        let number = format!(".{:x}", now.as_nanosecond());
-        let of = self.regarding.name.as_deref().unwrap_or_default();
-        let name = cut(of, NAME_BYTES_MAX - number.len()) + &number;
-        Event {
-            metadata: ObjectMeta {
-                namespace: self.regarding.namespace.clone(),
-                name: Some(name),
-                ..ObjectMeta::default()
-            },
-            action: Some(ACTION.to_owned()),
-            reason: Some(REASON.to_owned()),
-            event_time: Some(MicroTime(now)),
-            regarding: Some(self.regarding.clone()),
-            related: self.related.clone(),
-            note: Some(self.note()),
-            reporting_controller: Some(CONTROLLER.to_owned()),
-            reporting_instance: Some(node.to_string()),
-            series: self.series(now),
-            type_: Some("Warning".to_owned()),
-            ..Event::default()
         }
     }
 }
@@ -311,6 +254,8 @@ mod tests {
 
     use super::*;
     use crate::client::tests::over;
+    use nodedock_model::ObjectName;
+    use nodedock_model::limit::SUBDOMAIN_BYTES_MAX;
 
     fn refusal(message: &str) -> Arc<NotAllocated> {
         Arc::new(NotAllocated {
@@ -359,7 +304,11 @@ mod tests {
         let first = events.due(now + WAIT_MIN).unwrap();
         assert_eq!(first.regarding.name.as_deref(), Some("b"));
         assert_eq!(events.0.len(), 3);
-        let notes: Vec<_> = events.0.values().map(|series| series.note.as_str()).collect();
+        let notes: Vec<_> = events
+            .0
+            .values()
+            .map(|series| series.note.as_str())
+            .collect();
         let expected = [
             "cannot allocate devices: none left",
             "cannot allocate devices: none left",
@@ -388,10 +337,11 @@ mod tests {
     }
 
     /// Writes what is due, and returns the objects.
-    async fn written(events: &mut PendingEvents, server: &ApiServer, kube: &KubeClient) -> Vec<Value> {
-        let node = ObjectName::new("node-1").unwrap();
+    async fn written(events: &mut PendingEvents, server: &Arc<ApiServer>) -> Vec<Value> {
+        let node = ObjectName::new("n".repeat(SUBDOMAIN_BYTES_MAX)).unwrap();
+        let writer = EventWriter::new(over(server).client(), &node);
         while let Some(series) = events.due(Instant::now()) {
-            series.write(kube, &node).await;
+            series.write(&writer).await;
         }
         server.list("events")
     }
@@ -399,14 +349,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn event_has_newest_reason_and_count() {
         let server = Arc::new(ApiServer::start().await);
-        let kube = over(&server);
         let mut events = PendingEvents::default();
         let observe = |events: &mut PendingEvents, why: &Arc<NotAllocated>| {
             events.observe(&[waits("a", why, &["pod"])], &here(&["a"]), Instant::now());
         };
         observe(&mut events, &refusal("none left"));
         tokio::time::advance(WAIT_MIN).await;
-        let found = written(&mut events, &server, &kube).await;
+        let found = written(&mut events, &server).await;
         assert_eq!(found.len(), 2, "{found:#?}");
         for event in &found {
             assert_eq!(
@@ -419,7 +368,7 @@ mod tests {
         observe(&mut events, &refusal("2 short"));
         assert!(events.due(Instant::now()).is_none());
         tokio::time::advance(UPDATE_EVERY).await;
-        let found = written(&mut events, &server, &kube).await;
+        let found = written(&mut events, &server).await;
         let of_claim = found
             .iter()
             .find(|event| event["involvedObject"]["kind"] == "ResourceClaim")
@@ -430,25 +379,27 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:#?}");
         // Without a change it is written again before the API deletes it.
         tokio::time::advance(REPEAT_EVERY).await;
-        let found = written(&mut events, &server, &kube).await;
-        assert!(found.iter().all(|event| event["series"]["count"] == 4), "{found:#?}");
+        let found = written(&mut events, &server).await;
+        assert!(
+            found.iter().all(|event| event["series"]["count"] == 4),
+            "{found:#?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn long_claim_name_fits_its_event() {
         let server = Arc::new(ApiServer::start().await);
-        let kube = over(&server);
         let mut events = PendingEvents::default();
-        let name = "a".repeat(NAME_BYTES_MAX);
+        let name = "a".repeat(SUBDOMAIN_BYTES_MAX);
         let mut claim = waits("a", &refusal(&"long ".repeat(1000)), &[]);
         claim.id = ObjectRef::new("default", &name, "a").unwrap();
         events.observe(&[claim], &here(&["a"]), Instant::now());
         tokio::time::advance(WAIT_MIN).await;
-        let found = written(&mut events, &server, &kube).await;
+        let found = written(&mut events, &server).await;
         let [event] = &found[..] else {
             panic!("{found:#?}")
         };
         assert!(event["message"].as_str().unwrap().len() <= EVENT_MESSAGE_BYTES_MAX);
-        assert!(event["metadata"]["name"].as_str().unwrap().len() <= NAME_BYTES_MAX);
+        assert!(event["metadata"]["name"].as_str().unwrap().len() <= SUBDOMAIN_BYTES_MAX);
     }
 }

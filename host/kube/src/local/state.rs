@@ -622,8 +622,7 @@ impl LocalClaimsState {
 
     /// Returns whether a pod uses the claim of that name.
     fn uses(&self, pod: &Pod, claim: &str) -> bool {
-        references(pod)
-            .any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
+        references(pod).any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
     }
 
     /// The ResourceClaim of a pod's claim: the one that it names, or that was made for it.

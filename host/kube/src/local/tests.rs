@@ -319,9 +319,11 @@ fn pods_of_waiting_claims_are_shown() {
             json!({ "name": "a", "resourceClaimName": "waits" }),
             json!({ "name": "b", "resourceClaimTemplateName": "none" }),
         ];
-        of(json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+        of(
+            json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
             "spec": { "containers": [], "resourceClaims": claims },
-            "status": { "phase": phase, "resourceClaimStatuses": status } }))
+            "status": { "phase": phase, "resourceClaimStatuses": status } }),
+        )
     };
     let mut machine = Machine::new(1);
     machine.create("has", 1);

@@ -1,7 +1,7 @@
 //! kubectl creates, shows, explains and deletes.
 
-use nodedock_tests::{DEADLINE, assert_parts};
 use nodedock_tests::drivers::MOCK_GPU_NAME;
+use nodedock_tests::{DEADLINE, assert_parts};
 use serde_json::{Value, json};
 
 use super::{Machine, NODE, claim, class, devices};
@@ -105,7 +105,10 @@ async fn pending_claim_has_events() {
         loop {
             let described = machine.kubectl(&["describe", object]).await.done();
             if described.contains("FailedScheduling") {
-                assert_parts(&described, &["Warning", "cannot allocate devices: ", "nodedock"]);
+                assert_parts(
+                    &described,
+                    &["Warning", "cannot allocate devices: ", "nodedock"],
+                );
                 return described;
             }
             assert_parts(&described, &[name]);
