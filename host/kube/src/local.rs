@@ -117,6 +117,8 @@ struct View {
     refusals: Vec<(Key, Arc<NotAllocated>)>,
     /// Of these claims.
     pods: BTreeMap<Key, Vec<ObjectRef>>,
+    /// Names of the claims that the node has prepared, by UID.
+    prepared: BTreeMap<String, Key>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
 }
@@ -134,13 +136,26 @@ pub struct PendingClaims {
 pub struct WaitingClaim {
     pub id: ObjectRef,
     pub why: Arc<NotAllocated>,
-    /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID without an object.
+    /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID if they are gone.
     pub holders: Vec<String>,
+    /// The same by UID.
+    names: BTreeMap<String, String>,
     /// Pods that are to have its devices, not all if there are many.
     pub pods: Vec<ObjectRef>,
 }
 
 impl WaitingClaim {
+    fn new(id: ObjectRef, why: Arc<NotAllocated>, names: BTreeMap<String, String>) -> Self {
+        let holders = BTreeSet::from_iter(names.values().cloned());
+        Self {
+            id,
+            why,
+            holders: holders.into_iter().collect(),
+            names,
+            pods: Vec::new(),
+        }
+    }
+
     /// Replaces the names of claims of other namespaces.
     pub fn hide_others(&mut self, namespace: &str) {
         let is_own = |holder: &String| {
@@ -151,6 +166,17 @@ impl WaitingClaim {
         self.holders.retain(is_own);
         if self.holders.len() < before {
             self.holders.push("claims of other users".to_owned());
+        }
+        let others = self.names.values_mut().filter(|name| !is_own(name));
+        others.for_each(|name| "of another user".clone_into(name));
+    }
+
+    /// Returns why the claim cannot have a device, with the name of the claim that has it.
+    pub fn reason(&self, excluded: &Excluded) -> String {
+        let holder = excluded.claim.as_ref();
+        match holder.and_then(|uid| Some((uid, self.names.get(uid)?))) {
+            Some((uid, name)) => excluded.reason.replace(uid, name),
+            None => excluded.reason.clone(),
         }
     }
 }
@@ -266,18 +292,16 @@ impl LocalClaims {
                 .devices
                 .iter()
                 .filter_map(|device| device.claim.as_ref());
-            let holders: BTreeSet<_> = holders
-                .map(|uid| match names.get(uid) {
-                    Some((namespace, name)) => format!("{namespace}/{name}"),
-                    // Of a manifest, without an object.
-                    None => uid.clone(),
-                })
-                .collect();
+            let holders = holders.map(|uid| {
+                // A claim of a manifest has no object.
+                let key = names.get(uid).copied().or_else(|| view.prepared.get(uid));
+                let name = key.map(|(namespace, name)| format!("{namespace}/{name}"));
+                (uid.clone(), name.unwrap_or_else(|| uid.clone()))
+            });
+            let id = ObjectRef::new(&key.0, &key.1, &uid).ok()?;
             Some(WaitingClaim {
-                id: ObjectRef::new(&key.0, &key.1, &uid).ok()?,
-                why: why.clone(),
-                holders: holders.into_iter().collect(),
                 pods: view.pods.get(key).cloned().unwrap_or_default(),
+                ..WaitingClaim::new(id, why.clone(), holders.collect())
             })
         });
         waiting.collect()
@@ -562,6 +586,7 @@ impl LocalClaimStore {
                 .collect(),
             refusals: state.refusals(),
             pods: state.pods_of_refused(),
+            prepared: state.prepared_names(),
             classes: state.classes().map(str::to_owned).collect(),
         }));
     }

@@ -269,10 +269,8 @@ mod tests {
     fn waits(name: &str, why: &Arc<NotAllocated>, pods: &[&str]) -> WaitingClaim {
         let of = |name: &str| ObjectRef::new("default", name, name).unwrap();
         WaitingClaim {
-            id: of(name),
-            why: why.clone(),
-            holders: Vec::new(),
             pods: pods.iter().map(|name| of(name)).collect(),
+            ..WaitingClaim::new(of(name), why.clone(), BTreeMap::new())
         }
     }
 

@@ -39,6 +39,8 @@ pub struct NodeUse {
     pub claims: BTreeMap<String, AllocationResult>,
     /// Devices and hardware that these claims keep from others, by the UID of the claim.
     pub holds: BTreeMap<String, Vec<Hold>>,
+    /// Namespace and name of these claims, by UID.
+    pub names: BTreeMap<String, (String, String)>,
 }
 
 impl NodeUse {
@@ -71,6 +73,17 @@ impl NodeUse {
             holds: records
                 .iter()
                 .map(|record| (record.id.uid.to_string(), record.holds.clone()))
+                .collect(),
+            names: records
+                .iter()
+                .map(|record| {
+                    let ObjectRef {
+                        namespace,
+                        name,
+                        uid,
+                    } = &record.id;
+                    (uid.to_string(), (namespace.to_string(), name.to_string()))
+                })
                 .collect(),
         }
     }
@@ -150,7 +163,7 @@ pub(super) struct LocalClaimsState {
     node_use: NodeUse,
     /// UIDs of claims with devices.
     allocated: BTreeSet<String>,
-    /// Counts changes of claims, of why they have no devices, of their pods, and of classes.
+    /// Counts changes of claims, of why they have no devices, of their pods, of prepared claims, and of classes.
     pub(super) shown: u64,
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
@@ -383,6 +396,7 @@ impl LocalClaimsState {
             self.in_use.remove(uid);
         }
         self.node_use = node_use;
+        self.shown += 1;
         for known in self.claims.values() {
             if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
                 self.in_use.remove(&uid);
@@ -466,6 +480,11 @@ impl LocalClaimsState {
             .into_iter()
             .map(|(_, key, why)| (key, why))
             .collect()
+    }
+
+    /// Returns the names of the claims that the node has prepared, by UID.
+    pub(super) fn prepared_names(&self) -> BTreeMap<String, Key> {
+        self.node_use.names.clone()
     }
 
     /// Returns the pods that name claims which are not allocated, at most [`PODS_SHOWN_MAX`] for each.
