@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn device_class_row_has_name_and_resource() {
+    fn device_class_row_names_resource() {
         let cells = |class: Value| {
             let class = Class(class);
             let cells = Class::COLUMNS.iter().map(|(_, cell)| cell(&class));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_node_name_leaves_room_for_pools() {
+    fn longest_node_name_leaves_pool_room() {
         let names = |letter: &str| PoolNames {
             node: ObjectName::new(letter.repeat(252) + "1").unwrap(),
         };
