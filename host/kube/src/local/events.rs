@@ -365,7 +365,7 @@ mod tests {
         observe(&mut events, &refusal("1 short"));
         observe(&mut events, &refusal("2 short"));
         assert!(events.due(Instant::now()).is_none());
-        tokio::time::advance(UPDATE_EVERY).await;
+        tokio::time::advance(2 * UPDATE_EVERY).await;
         let found = written(&mut events, &server).await;
         let of_claim = found
             .iter()
@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(of_claim["series"]["count"], 3);
         assert_eq!(found.len(), 2, "{found:#?}");
         // Without a change it is written again before the API deletes it.
-        tokio::time::advance(REPEAT_EVERY).await;
+        tokio::time::advance(2 * REPEAT_EVERY).await;
         let found = written(&mut events, &server).await;
         assert!(
             found.iter().all(|event| event["series"]["count"] == 4),
