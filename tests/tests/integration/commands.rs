@@ -101,7 +101,7 @@ async fn explain_shows_claim_and_driver_history() {
             "prepared by driver",
         ]);
     }
-    for name in [MOCK_GPU_NAME, MOCK_GPU_FILE] {
+    for name in [MOCK_GPU_NAME, MOCK_GPU_FILE, "mock-gpu"] {
         daemon.cli(&["explain", "driver", name]).await.done_with(&[
             "is serving",
             "11 devices",
@@ -225,6 +225,26 @@ async fn completion_offers_names_of_objects() {
     assert!(commands[0].starts_with("unprepare"), "{commands:?}");
     let other = completed(&daemon, &["get", "drivers", "none"]).await;
     assert!(other.is_empty(), "{other:?}");
+}
+
+#[tokio::test]
+async fn closed_pipe_is_no_error() {
+    let daemon = with_gpus().await;
+    for args in [
+        &["completion", "bash"][..],
+        &["get", "devices", "-o", "json"],
+        &["explain", "driver", "mock-gpu.nodedock.dev"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = daemon.command();
+        command.args(args).stdout(writer).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().await.unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{args:?}: {errors}");
+        assert!(!errors.contains("panicked"), "{args:?}: {errors}");
+    }
 }
 
 #[tokio::test]
