@@ -1,7 +1,7 @@
 //! Events on claims, pods and the node: why something was refused or a device cannot be used, where people look for it.
 //!
 //! Given what happened, from any task and at any rate, it publishes events of `events.k8s.io/v1`; the recorder counts the same event of
-//! an object in a series, with the newest note. Nothing waits for an event: one that cannot be published for minutes is dropped and counted.
+//! an object in a series. Nothing waits for an event: one that cannot be published for minutes is dropped and counted.
 
 mod devices;
 mod node;

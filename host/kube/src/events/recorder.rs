@@ -1,11 +1,12 @@
 //! Writes Events of `events.k8s.io/v1`.
 //!
-//! Given an event and its object, it creates an Event, or writes the newest note into the one that is there and counts it in its series.
+//! Given an event and its object, it creates an Event, or counts it in the series of the one that is there. The API group lets no client change
+//! the note of an Event; the core group does, for which the daemon has the right at the local API alone.
 //! Names and texts are as long as an API server accepts, whatever the names of objects and nodes are.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::core::v1::{Event as CoreObject, ObjectReference};
 use k8s_openapi::api::events::v1::{Event as Object, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -64,10 +65,14 @@ impl Recorder {
         self.written
             .retain(|_, written| now.duration_since(written.at) < SERIES_TTL);
         let key = key(event, regarding);
-        let written = self.written.get(&key);
-        let count = written.map_or(1, |written| written.count.saturating_add(1));
-        let name = written.map(|written| written.name.as_str());
-        let name = self.writer.write(event, regarding, name, count).await?;
+        let (name, count) = match self.written.get(&key) {
+            None => (self.writer.create(event, regarding, 1).await?, 1),
+            Some(Written { name, count, .. }) => {
+                let count = count.saturating_add(1);
+                self.writer.count(regarding, name, count).await?;
+                (name.clone(), count)
+            }
+        };
         let at = now;
         self.written.insert(key, Written { name, count, at });
         Ok(())
@@ -101,33 +106,61 @@ impl EventWriter {
         Self { client, instance }
     }
 
-    /// Creates an Event, or updates the one of this name, which was seen `count` times. Returns its name.
+    /// Creates an Event that was seen `count` times, and returns its name.
     ///
     /// # Errors
     ///
     /// The API server does not store it.
-    pub(crate) async fn write(
+    pub(crate) async fn create(
         &self,
         event: &Event,
         regarding: &ObjectReference,
-        name: Option<&str>,
         count: i32,
     ) -> Result<String, kube::Error> {
-        let api = Api::<Object>::namespaced(self.client.clone(), namespace(regarding));
         let now = Timestamp::now();
-        let series = (count > 1).then(|| EventSeries {
-            count,
-            last_observed_time: MicroTime(now),
-        });
-        if let Some(name) = name {
-            let patch = Patch::Merge(json!({ "note": event.note, "series": series }));
-            api.patch(name, &PatchParams::default(), &patch).await?;
-            return Ok(name.to_owned());
-        }
-        let object = self.object(event, regarding, series, now);
+        let object = self.object(event, regarding, series(count, now), now);
         let name = object.metadata.name.clone().unwrap_or_default();
+        let api = Api::<Object>::namespaced(self.client.clone(), namespace(regarding));
         api.create(&PostParams::default(), &object).await?;
         Ok(name)
+    }
+
+    /// Writes how often the Event of this name was seen.
+    ///
+    /// # Errors
+    ///
+    /// The API server does not store it.
+    async fn count(
+        &self,
+        regarding: &ObjectReference,
+        name: &str,
+        count: i32,
+    ) -> Result<(), kube::Error> {
+        let patch = Patch::Merge(json!({ "series": series(count, Timestamp::now()) }));
+        let api = Api::<Object>::namespaced(self.client.clone(), namespace(regarding));
+        api.patch(name, &PatchParams::default(), &patch)
+            .await
+            .map(drop)
+    }
+
+    /// Writes how often the Event of this name was seen, and its newest note, by the core group.
+    ///
+    /// # Errors
+    ///
+    /// The API server does not store it.
+    pub(crate) async fn replace(
+        &self,
+        event: &Event,
+        regarding: &ObjectReference,
+        name: &str,
+        count: i32,
+    ) -> Result<(), kube::Error> {
+        let series = series(count, Timestamp::now());
+        let patch = Patch::Merge(json!({ "message": event.note, "series": series }));
+        let api = Api::<CoreObject>::namespaced(self.client.clone(), namespace(regarding));
+        api.patch(name, &PatchParams::default(), &patch)
+            .await
+            .map(drop)
     }
 
     fn object(
@@ -160,6 +193,14 @@ impl EventWriter {
             ..Object::default()
         }
     }
+}
+
+/// None: it was seen once.
+fn series(count: i32, now: Timestamp) -> Option<EventSeries> {
+    (count > 1).then(|| EventSeries {
+        count,
+        last_observed_time: MicroTime(now),
+    })
 }
 
 /// The name of the object and a number, as kubectl and client-go name Events; of a long name its begin.

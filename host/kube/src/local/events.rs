@@ -220,15 +220,17 @@ impl Series {
     async fn write(&mut self, writer: &EventWriter) {
         let note = one_line(&self.note, EVENT_MESSAGE_BYTES_MAX);
         let event = warning(REASON, ACTION, note, self.related.clone());
-        let name = self.written.as_ref().map(|written| {
-            // One of which nothing changed is still so.
-            self.count = self.count.max(written.count.saturating_add(1));
-            written.name.as_str()
-        });
-        let written = writer.write(&event, &self.regarding, name, self.count);
-        let written = written.await.map_err(ApiError::from);
+        let written = match &self.written {
+            None => writer.create(&event, &self.regarding, self.count).await,
+            Some(Written { name, count, .. }) => {
+                // One of which nothing changed is still so.
+                self.count = self.count.max(count.saturating_add(1));
+                let replaced = writer.replace(&event, &self.regarding, name, self.count);
+                replaced.await.map(|()| name.clone())
+            }
+        };
         let at = Instant::now();
-        match written {
+        match written.map_err(ApiError::from) {
             Ok(name) => {
                 let count = self.count;
                 self.due = at + REPEAT_EVERY;
