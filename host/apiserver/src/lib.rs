@@ -53,6 +53,7 @@ pub use server::{OpenError, Server};
 pub use state::{Draft, Snapshot};
 pub use status::{Cause, Refusal};
 pub use storage::{Change, Loaded, Memory, ObjectKey, Storage, StorageError};
+pub use table::{age, claim_state};
 
 /// The refusal of a claim's status that changes its allocation, for a [`Check`].
 pub fn immutable_allocation() -> Cause {

@@ -8,6 +8,9 @@ mod tests;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+pub use self::age::age;
+pub use self::cells::claim_state;
+
 /// Part of its object that a row carries: the parameter `includeObject` of a request for a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum IncludeObject {

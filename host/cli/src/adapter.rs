@@ -6,6 +6,7 @@ use nodedock_proto::node::v1;
 
 use super::Location;
 use super::client::connect;
+use super::completion::Named;
 use super::output::print_text;
 
 #[derive(Subcommand)]
@@ -13,11 +14,13 @@ pub(super) enum AdapterCommand {
     /// Offer the devices to the scheduler in ResourceSlices, once the kubelet's device manager does not offer them any more
     Enable {
         /// Name of the adapter's driver, as `nodedock get adapters` shows it
+        #[arg(add = Named::Adapters.candidates())]
         name: String,
     },
     /// Offer the devices by the kubelet's device manager, once no ResourceSlice has them any more
     Disable {
         /// Name of the adapter's driver, as `nodedock get adapters` shows it
+        #[arg(add = Named::Adapters.candidates())]
         name: String,
     },
 }

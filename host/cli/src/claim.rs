@@ -7,11 +7,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use futures::{StreamExt, stream};
+use nodedock_apiserver::claim_state;
 use nodedock_kube::local_client::{Applied, LocalClient};
 use nodedock_proto::node::v1;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::completion::Named;
 use super::local_api::{connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CommandError, Location, files, names, waiting};
@@ -57,6 +59,7 @@ pub(super) struct CreateArgs {
 #[derive(Args)]
 pub(super) struct GetArgs {
     /// Only this one
+    #[arg(add = Named::ApiClaims.candidates())]
     name: Option<String>,
     /// Only the claims of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
@@ -80,7 +83,7 @@ pub(super) struct GetArgs {
 #[derive(Args)]
 pub(super) struct NameArgs {
     /// NAME or NAMESPACE/NAME
-    #[arg(required_unless_present = "filename", conflicts_with = "filename")]
+    #[arg(required_unless_present = "filename", conflicts_with = "filename", add = Named::ApiClaims.candidates())]
     name: Option<String>,
     /// The objects of this file or directory, or of standard input (-); may be given several times
     #[arg(short, long, value_name = "FILE")]
@@ -229,28 +232,6 @@ pub(super) async fn waiting(location: &Location, name: &str) -> Result<Option<v1
 /// A claim, as a row.
 struct ClaimRow(Value);
 
-impl ClaimRow {
-    fn state(&self) -> &'static str {
-        state(&self.0)
-    }
-}
-
-fn state(claim: &Value) -> &'static str {
-    let consumers = claim
-        .pointer("/status/reservedFor")
-        .and_then(Value::as_array);
-    match (
-        is_set(claim, "/metadata/deletionTimestamp"),
-        is_set(claim, "/status/allocation"),
-        consumers,
-    ) {
-        (true, ..) => "deleted",
-        (false, false, _) => "pending",
-        (false, true, Some(consumers)) if !consumers.is_empty() => "allocated,reserved",
-        (false, true, _) => "allocated",
-    }
-}
-
 /// Returns a claim of the local API in the form of one that the daemon has prepared: with the state, the pods and the devices of its object.
 pub(super) fn as_status(claim: &Value) -> v1::ClaimStatus {
     let object = |of: &Value, fields: [&str; 3]| {
@@ -291,16 +272,12 @@ pub(super) fn as_status(claim: &Value) -> v1::ClaimStatus {
             ..v1::ClaimDriver::default()
         });
     v1::ClaimStatus {
-        state: state(claim).to_owned(),
+        state: claim_state(claim),
         pods: pods.collect(),
         drivers: drivers.collect(),
         id: Some(id),
         ..v1::ClaimStatus::default()
     }
-}
-
-fn is_set(claim: &Value, pointer: &str) -> bool {
-    claim.pointer(pointer).is_some_and(|value| !value.is_null())
 }
 
 impl Row for ClaimRow {
@@ -309,7 +286,7 @@ impl Row for ClaimRow {
             text(&row.0, "/metadata/namespace").to_owned()
         }),
         ("NAME", |row| text(&row.0, "/metadata/name").to_owned()),
-        ("STATE", |row| row.state().to_owned()),
+        ("STATE", |row| claim_state(&row.0)),
         ("DEVICES", |row| joined(devices(&row.0))),
         ("CONSUMERS", |row| joined(consumers(&row.0))),
         ("CREATED", |row| {
@@ -419,7 +396,7 @@ async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) ->
             .await?
             .ok_or_else(|| missing("claim", &whole))?;
         let row = ClaimRow(claim);
-        let mut lines = vec![format!("claim {whole} is {}", row.state())];
+        let mut lines = vec![format!("claim {whole} is {}", claim_state(&row.0))];
         let requests = row
             .0
             .pointer("/spec/devices/requests")

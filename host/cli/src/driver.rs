@@ -6,6 +6,7 @@ use nodedock_author::DriverFileCommand;
 use nodedock_proto::node::v1;
 
 use super::client::connect;
+use super::completion::Named;
 use super::output::{print_text, printable};
 use super::{Location, block_on};
 
@@ -14,11 +15,18 @@ pub(super) enum DriverCommand {
     #[command(flatten)]
     File(DriverFileCommand),
     /// Have the daemon read a driver's files again and poll its devices; by the driver's name or its file's
-    Reload { name: String },
+    Reload {
+        #[arg(add = Named::Drivers.candidates())]
+        name: String,
+    },
     /// End a driver's quarantine now, and reset its count of failures; by the driver's name or its file's
-    Resume { name: String },
+    Resume {
+        #[arg(add = Named::Drivers.candidates())]
+        name: String,
+    },
     /// Give a driver's name to another source that describes it, such as a renamed file or an image
     Assign {
+        #[arg(add = Named::Drivers.candidates())]
         name: String,
         /// Source, as `nodedock get drivers` shows it
         source: String,

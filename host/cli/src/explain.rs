@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::adapter::waits;
 use super::client::{Client, connect};
+use super::completion::Named;
 use super::get::add_objects;
 use super::output::{Format, join, print, print_text};
 use super::{Location, describe, local_api, names, waiting};
@@ -20,14 +21,21 @@ use nodedock_model::{DriverName, ExtendedResource};
 pub(super) enum ExplainCommand {
     /// A claim, by NAME, NAMESPACE/NAME or UID: also one that was refused or released, or that ended within the last day
     Claim {
+        #[arg(add = Named::Claims.candidates())]
         name: String,
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },
     /// A driver, by its name, or that of its file or socket
-    Driver { name: String },
+    Driver {
+        #[arg(add = Named::Drivers.candidates())]
+        name: String,
+    },
     /// An extended resource: by which mechanism it is offered, and why
-    Resource { name: String },
+    Resource {
+        #[arg(add = Named::Resources.candidates())]
+        name: String,
+    },
 }
 
 pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {

@@ -12,16 +12,17 @@ use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::local_api::text;
-use super::output::{Format, Row, join, print, print_error, print_text, table};
-use super::{CommandError, Location, claim, describe, local_api, names};
+use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
+use super::{CommandError, Location, claim, completion, describe, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
-use nodedock_model::{DriverName, ExtendedResource, limit};
+use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolNames, limit};
 
 #[derive(Args)]
 pub(super) struct GetArgs {
     what: What,
     /// Only this one: a driver's, claim's or resource's name, [NODE/]POOL/DEVICE, or NAMESPACE/POD
+    #[arg(add = completion::candidates_of_get())]
     name: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -31,7 +32,7 @@ pub(super) struct GetArgs {
     /// Claims that were unprepared within the last day, the oldest first; `explain claim` has the history of each
     #[arg(long)]
     ended: bool,
-    /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
+    /// Create the DeviceClasses of classmanifests in the cluster, with the rights of --kubeconfig; one that is there is not changed
     #[arg(long, requires = "kubeconfig", conflicts_with = "watch")]
     apply: bool,
     /// The kubeconfig for --apply
@@ -52,9 +53,12 @@ enum What {
     /// Extended resources: of device plugins, and of pools that carry a resource's name
     #[value(alias = "resource")]
     Resources,
-    /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    /// DeviceClasses in the local API
     #[value(alias = "deviceclass")]
     Deviceclasses,
+    /// Manifests of DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    #[value(alias = "classmanifest")]
+    Classmanifests,
     /// ResourceSlices of all drivers in the local API
     #[value(alias = "slice")]
     Slices,
@@ -126,11 +130,11 @@ struct ClaimDriverSummary<'a> {
 }
 
 pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
-    if args.apply && !matches!(args.what, What::Deviceclasses) {
-        let message = "--apply is of deviceclasses alone";
+    if args.apply && !matches!(args.what, What::Classmanifests) {
+        let message = "--apply is of classmanifests alone";
         return Err(CommandError::usage(
             message,
-            "nodedock get deviceclasses --apply --kubeconfig FILE",
+            "nodedock get classmanifests --apply --kubeconfig FILE",
         )
         .into());
     }
@@ -138,8 +142,10 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
         let message = "--ended is of claims alone";
         return Err(CommandError::usage(message, "nodedock get claims --ended").into());
     }
-    if matches!(args.what, What::Slices) {
-        return slices(location, &args).await;
+    match args.what {
+        What::Slices => return slices(location, &args).await,
+        What::Deviceclasses => return device_classes(location, &args).await,
+        _ => {}
     }
     let mut client = connect(location).await?;
     // The watch begins before the list, so that no change falls between them.
@@ -182,15 +188,14 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
                 driver: String::new(),
             };
             let answer = client.list_devices(request).await?.into_inner();
-            let node = client
-                .get_node(v1::GetNodeRequest {})
-                .await?
-                .into_inner()
-                .name;
+            let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
+            let names = PoolNames {
+                node: ObjectName::new(&node.name)?,
+            };
             let devices = answer
                 .devices
                 .into_iter()
-                .filter(|device| is_device(device, &name, &node));
+                .filter(|device| is_device(device, &name, &names));
             let devices: Vec<_> = devices.collect();
             if devices.is_empty() && !name.is_empty() {
                 return show_no_devices(client, format, &name).await;
@@ -237,7 +242,7 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
                 .collect();
             list(format, &resources, "no extended resources")
         }
-        What::Deviceclasses => {
+        What::Classmanifests => {
             let answer = client
                 .get_capacity(v1::GetCapacityRequest {})
                 .await?
@@ -266,7 +271,7 @@ async fn show(location: &Location, client: &mut Client, args: &GetArgs) -> Resul
             Ok(!classes.is_empty())
         }
         // Of another API.
-        What::Slices => Ok(true),
+        What::Slices | What::Deviceclasses => Ok(true),
         What::Adapters => {
             let answer = client
                 .list_adapters(v1::ListAdaptersRequest {})
@@ -362,11 +367,61 @@ impl Row for Slice {
     const NARROW: usize = 4;
 }
 
-async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
-    if args.watch {
-        let hint = "kubectl get resourceslices --watch, with `nodedock kubeconfig`";
-        return Err(CommandError::usage("slices are listed, not watched", hint).into());
+/// A DeviceClass, as a row.
+struct Class(Value);
+
+impl Row for Class {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAME", |class| text(&class.0, "/metadata/name").to_owned()),
+        ("RESOURCE", |class| {
+            tables::or_dash(text(&class.0, "/spec/extendedResourceName"))
+        }),
+        ("AGE", |class| {
+            nodedock_apiserver::age(&class.0["metadata"]["creationTimestamp"])
+        }),
+        ("SELECTORS", |class| {
+            let selectors = class.0["spec"]["selectors"].as_array();
+            let selectors = selectors.into_iter().flatten();
+            joined(selectors.map(|selector| text(selector, "/cel/expression")))
+        }),
+    ];
+    const NARROW: usize = 3;
+}
+
+/// Refuses to watch what is listed by the local API.
+fn refuse_watch(args: &GetArgs, what: &str, resource: &str) -> Result<()> {
+    if !args.watch {
+        return Ok(());
     }
+    let hint = format!("kubectl get {resource} --watch, with `nodedock kubeconfig`");
+    Err(CommandError::usage(format!("{what} are listed, not watched"), hint).into())
+}
+
+/// Prints the DeviceClasses as kubectl does: one as it is, and several as a list.
+async fn device_classes(location: &Location, args: &GetArgs) -> Result<()> {
+    refuse_watch(args, "DeviceClasses", "deviceclasses")?;
+    let classes = local_api::connect(location).await?.device_classes().await?;
+    let (whole, classes) = match &args.name {
+        None => {
+            let list = json!({ "apiVersion": "v1", "kind": "List", "items": classes });
+            (list, classes)
+        }
+        Some(name) => {
+            let found = classes
+                .into_iter()
+                .find(|class| text(class, "/metadata/name") == name);
+            let found = found.ok_or_else(|| names::unknown(&args.what.singular(), name))?;
+            (found.clone(), vec![found])
+        }
+    };
+    let rows: Vec<_> = classes.into_iter().map(Class).collect();
+    print(args.output, &whole, || {
+        table(args.output, &rows, "no DeviceClasses")
+    })
+}
+
+async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
+    refuse_watch(args, "slices", "resourceslices")?;
     let name = args.name.clone().unwrap_or_default();
     let listed = local_api::connect(location).await?.slices().await?;
     let listed: Vec<_> = listed
@@ -417,7 +472,7 @@ async fn apply(classes: &[ClassOfResource], kubeconfig: &Path) -> Result<()> {
             ),
             Applied::Unchanged => format!("deviceclass {name} unchanged"),
             Applied::Differs => format!(
-                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get deviceclasses {name} -o yaml"
+                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get classmanifests {name} -o yaml"
             ),
         })?;
     }
@@ -490,7 +545,7 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
 
 /// Returns whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool may be
 /// named with or without the name of the node.
-fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
+fn is_device(device: &v1::Device, wanted: &str, names: &PoolNames) -> bool {
     let v1::Device {
         driver,
         pool,
@@ -498,20 +553,14 @@ fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
         extended_resource,
         ..
     } = device;
-    let in_node = pool
-        .strip_prefix(node)
-        .and_then(|rest| rest.strip_prefix('/'));
     wanted.is_empty()
         || [driver, extended_resource, name]
             .into_iter()
             .any(|text| text == wanted)
-        || [Some(pool.as_str()), in_node]
-            .into_iter()
-            .flatten()
-            .any(|pool| {
-                let device = format!("{pool}/{name}");
-                [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
-            })
+        || [pool.as_str(), names.local(pool)].into_iter().any(|pool| {
+            let device = format!("{pool}/{name}");
+            [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
+        })
 }
 
 fn is_pod(status: &v1::PodStatus, wanted: &str) -> bool {
@@ -621,6 +670,33 @@ mod tests {
         assert_eq!(listed(""), all);
         assert_eq!(listed("b/two"), [first.clone(), of("3", "pending")]);
         assert_eq!(listed("2"), [first, of("2", "pending")]);
+    }
+
+    #[test]
+    fn device_class_row_names_resource() {
+        let cells = |class: Value| {
+            let class = Class(class);
+            let cells = Class::COLUMNS.iter().map(|(_, cell)| cell(&class));
+            cells.collect::<Vec<_>>()
+        };
+        let selectors = ["a", "b"].map(|text| json!({ "cel": { "expression": text } }));
+        let full = json!({ "metadata": { "name": "gpu", "creationTimestamp": "2000-01-01T00:00:00Z" },
+            "spec": { "extendedResourceName": "a.dev/gpu", "selectors": selectors } });
+        let full = cells(full);
+        assert_eq!([&full[0], &full[1], &full[3]], ["gpu", "a.dev/gpu", "a,b"]);
+        assert!(full[2].ends_with('y'), "{full:?}");
+        let bare = cells(json!({ "metadata": { "name": "any" }, "spec": {} }));
+        assert_eq!(bare, ["any", "-", "<unknown>", ""]);
+    }
+
+    #[test]
+    fn every_listed_object_is_completed() {
+        for what in What::value_variants() {
+            let value = what.to_possible_value().unwrap();
+            for word in value.get_name_and_aliases() {
+                assert!(completion::Named::of_word(word).is_some(), "{word}");
+            }
+        }
     }
 
     #[test]

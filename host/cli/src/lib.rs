@@ -3,6 +3,7 @@
 mod adapter;
 mod checkpoint;
 mod claim;
+mod completion;
 mod container;
 mod driver;
 mod explain;
@@ -24,7 +25,7 @@ mod waiting;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use nodedock_author::{ConformArgs, ReplayArgs};
@@ -51,7 +52,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses, adapters or the node
+    /// Show drivers, devices, claims, pods, extended resources, DeviceClasses, slices, adapters or the node
     Get(get::GetArgs),
     /// Prepare the claims of a pod and allocate its extended resources
     Prepare(pods::PrepareArgs),
@@ -97,7 +98,7 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Check what the daemon needs of this node, its container runtime and its cluster, without changing anything
     Preflight(preflight::PreflightArgs),
-    /// Print the completion script of a shell
+    /// Print the completion script of a shell, which completes names of objects of the running daemon too
     Completion {
         shell: clap_complete::Shell,
     },
@@ -111,6 +112,9 @@ enum Command {
 
 /// Parses the arguments, executes the command, and returns its exit code.
 pub fn main() -> ExitCode {
+    if let Some(code) = completion::answer(Cli::command) {
+        return code;
+    }
     if let Some(arguments) = container::runtime_arguments(std::env::args_os()) {
         return exit_code(
             container::runtime_main(&arguments),
@@ -151,12 +155,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Node(command) => node::run(command),
         Command::Simulate(args) => simulate::run(args),
         Command::Preflight(args) => block_on(preflight::run(location, args)),
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut script);
-            let script = String::from_utf8(script).context("write the script")?;
-            output::print_text(script.trim_end())
-        }
+        Command::Completion { shell } => completion::print_script(shell),
         Command::InternalCompile(args) => args.compile(),
     }
 }

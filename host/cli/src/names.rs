@@ -48,5 +48,6 @@ pub(super) fn unknown(kind: &str, name: &str) -> anyhow::Error {
             "this is not the node {name:?}; `nodedock get node` shows its name"
         );
     }
-    anyhow::anyhow!("there is no {kind} {name:?}; `nodedock get {kind}s` lists them")
+    let end = if kind.ends_with('s') { "es" } else { "s" };
+    anyhow::anyhow!("there is no {kind} {name:?}; `nodedock get {kind}{end}` lists them")
 }

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::client::{Client, connect, is_connection_error};
+use super::completion::Named;
 use super::output::Format;
 use super::{CommandError, Location, describe, files, local_api, names};
 use nodedock_command::parameters;
@@ -20,7 +21,7 @@ use nodedock_core::manifest::{self, Objects, Written};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
     DeviceName, DriverName, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
-    PoolName, Uid,
+    PoolName, PoolNames, Uid,
 };
 use nodedockd::convert;
 
@@ -57,10 +58,10 @@ pub(super) struct PrepareArgs {
     )]
     namespace: String,
     /// A device for it, as `get devices` lists it or without the node; may be given several times
-    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
+    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod", add = Named::WholeDevices.candidates())]
     device: Vec<String>,
     /// A claim of the local API for it; may be given several times
-    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
+    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device", add = Named::ApiClaims.candidates())]
     claim: Vec<String>,
     /// Opaque parameters for the driver of the devices: a JSON object, or a file with JSON or YAML
     #[arg(long, value_name = "FILE|JSON", requires = "device")]
@@ -131,7 +132,8 @@ pub(super) struct UnprepareArgs {
     #[arg(
         value_name = "NAMESPACE/POD",
         required_unless_present = "uid",
-        conflicts_with = "uid"
+        conflicts_with = "uid",
+        add = Named::Pods.candidates()
     )]
     pod: Option<String>,
     /// The pod by its UID
@@ -392,13 +394,12 @@ fn bad_name(error: nodedock_model::NameError) -> CommandError {
 }
 
 fn pool_of(of: &AllocatedDevice, node: &str) -> String {
-    pool_in_node(node, of.pool.as_str()).unwrap_or_else(|| of.pool.to_string())
-}
-
-fn pool_in_node(node: &str, pool: &str) -> Option<String> {
-    pool.strip_prefix(node)
-        .and_then(|rest| rest.strip_prefix('/'))
-        .map(str::to_owned)
+    let pool = of.pool.as_str();
+    match ObjectName::new(node) {
+        Ok(node) => PoolNames { node }.local(pool).to_owned(),
+        // No pool has such a name before its own.
+        Err(_) => pool.to_owned(),
+    }
 }
 
 /// Makes one request of all devices of each driver that is a device plugin. Such a plugin answers for the devices of a container together, often with one

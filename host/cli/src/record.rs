@@ -9,6 +9,7 @@ use nodedock_proto::node::v1;
 
 use super::Location;
 use super::client::connect;
+use super::completion::Named;
 use super::output::print_text;
 use nodedock_core::recording::file::{self, FORMAT, Header, RECORDING_BYTES_MAX};
 use nodedock_core::recording::redact::redact;
@@ -17,6 +18,7 @@ use nodedockd::recording::SECONDS_MAX;
 #[derive(Args)]
 pub(super) struct RecordArgs {
     /// Name of the driver, or of the extended resource of a device plugin
+    #[arg(add = Named::Drivers.candidates())]
     driver: String,
     /// File to write; `-` is standard output
     #[arg(long, value_name = "FILE")]

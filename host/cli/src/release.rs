@@ -6,6 +6,7 @@ use nodedock_proto::node::v1;
 use serde::Serialize;
 
 use super::client::connect;
+use super::completion::Named;
 use super::output::{Column, Format, Row, join, print, print_error, printable, table};
 use super::{CommandError, Location, describe, names};
 
@@ -18,7 +19,7 @@ pub(super) enum ReleaseCommand {
 
 #[derive(Args)]
 pub(super) struct ReleaseClaimArgs {
-    #[arg(value_name = "[NAMESPACE/]NAME")]
+    #[arg(value_name = "[NAMESPACE/]NAME", add = Named::Claims.candidates())]
     name: String,
     /// Namespace of the claim [default: default]
     #[arg(long, value_name = "NAME")]

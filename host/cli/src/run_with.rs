@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 
+use super::completion::Named;
 use super::local_api::{connect, namespace};
 use super::output::print_error;
 use super::owned_claim::{
@@ -54,7 +55,7 @@ const OF_SIGNALS: i32 = 128;
 #[derive(Args)]
 pub(super) struct RunWithArgs {
     /// DeviceClass of a device, or of N devices; may be given several times
-    #[arg(long, value_name = "NAME[=N]", required_unless_present = "filename", value_parser = class_count)]
+    #[arg(long, value_name = "NAME[=N]", required_unless_present = "filename", value_parser = class_count, add = Named::Classes.candidates())]
     class: Vec<ClassCount>,
     /// Number of devices of each class without one
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use strum::IntoStaticStr;
 use tokio::sync::watch;
 
-use nodedock_base::printable::cut;
+use nodedock_base::printable::shorten;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ConfigSource, ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName,
@@ -227,7 +227,7 @@ fn of_config(config: &OpaqueConfig, problem: &Problem) -> Problem {
     let (driver, why) = (&config.driver, &problem.message);
     let message = format!("{of} for driver {driver}{requests}: {why}");
     Problem {
-        message: cut(&message, limit::PROBLEM_MESSAGE_BYTES_MAX),
+        message: shorten(&message, limit::PROBLEM_MESSAGE_BYTES_MAX),
         ..problem.clone()
     }
 }

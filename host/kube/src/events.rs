@@ -5,6 +5,7 @@
 
 mod devices;
 mod node;
+mod recorder;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::events::{Event, EventType};
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
@@ -21,6 +22,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 pub use self::devices::on_unhealthy;
 pub use self::node::publish_conditions;
+pub(crate) use self::recorder::EventWriter;
+use self::recorder::Recorder;
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient, Verb};
 use super::facts::NodeFacts;
 use nodedock_base::backoff::Backoff;
@@ -32,7 +35,7 @@ use nodedock_model::{Consumer, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
 
 /// Reason and note of an event (`events.k8s.io/v1`).
 const EVENT_REASON_BYTES_MAX: usize = 128;
-const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
+pub(crate) const EVENT_MESSAGE_BYTES_MAX: usize = 1024;
 
 /// Pods of a refused claim that get an event.
 const EVENT_PODS_MAX: usize = 8;
@@ -54,7 +57,6 @@ const EVENTS_MAX: usize = 512;
 /// Delay of a retry after 403: an operator must change a role first.
 pub(crate) const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
-const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
 
 /// A request of a kubelet that was refused.
@@ -131,14 +133,7 @@ impl Events {
     }
 
     fn recorder(&self) -> Recorder {
-        let instance = Some(self.node_name.to_string());
-        Recorder::new(
-            self.kube.client(),
-            Reporter {
-                controller: CONTROLLER.to_owned(),
-                instance,
-            },
-        )
+        Recorder::new(EventWriter::new(self.kube.client(), &self.node_name))
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
@@ -170,7 +165,7 @@ impl Events {
     fn publish(&self, regarding: ObjectReference, event: Event) {
         let note = event
             .note
-            .map(|note| one_line(&note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
+            .map(|note| one_line(&note, EVENT_MESSAGE_BYTES_MAX));
         let event = Event { note, ..event };
         if self
             .queue
@@ -201,7 +196,12 @@ fn bucket(every: Duration, burst: u32) -> TokenBucket {
     TokenBucket::full(every.as_secs_f64().recip(), burst, Instant::now())
 }
 
-fn warning(reason: &str, action: &str, note: String, related: Option<ObjectReference>) -> Event {
+pub(crate) fn warning(
+    reason: &str,
+    action: &str,
+    note: String,
+    related: Option<ObjectReference>,
+) -> Event {
     let (reason, action, note) = (reason.to_owned(), action.to_owned(), Some(note));
     Event {
         type_: EventType::Warning,
@@ -212,7 +212,7 @@ fn warning(reason: &str, action: &str, note: String, related: Option<ObjectRefer
     }
 }
 
-fn reference(
+pub(crate) fn reference(
     kind: &str,
     namespace: Option<&ObjectName>,
     name: &ObjectName,
@@ -227,7 +227,7 @@ fn reference(
     }
 }
 
-fn of_claim(claim: &ObjectRef) -> ObjectReference {
+pub(crate) fn of_claim(claim: &ObjectRef) -> ObjectReference {
     reference(
         "ResourceClaim",
         Some(&claim.namespace),

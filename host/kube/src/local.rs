@@ -3,10 +3,11 @@
 //! One task reads all objects and decides (`state`, pure): it makes the claims of pods' templates, allocates claims in the order of their
 //! creation, one at a time, names their consumers, and ends the allocation of a claim that is deleted and not in use any more. Each write
 //! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`), and the slices of native drivers
-//! some time after these (`departed`).
+//! some time after these (`departed`). Claims that wait have Events (`events`).
 
 mod default_classes;
 mod departed;
+mod events;
 mod names;
 mod objects;
 mod processes;
@@ -39,13 +40,14 @@ use self::state::{LocalClaimsState, Reservations, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
+use crate::events::EventWriter;
 use crate::pools::NodePools;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{
-    Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
+    Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit,
 };
 
 pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener, user_namespace};
@@ -124,6 +126,10 @@ struct View {
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     /// In the order in which claims are tried.
     refusals: Vec<(Key, Arc<NotAllocated>)>,
+    /// Of these claims.
+    pods: BTreeMap<Key, Vec<ObjectRef>>,
+    /// Names of the claims that the node has prepared, by UID.
+    prepared: BTreeMap<String, Key>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
 }
@@ -141,11 +147,26 @@ pub struct PendingClaims {
 pub struct WaitingClaim {
     pub id: ObjectRef,
     pub why: Arc<NotAllocated>,
-    /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID without an object.
+    /// Claims with devices that it could have, as `NAMESPACE/NAME`, or by UID if they are gone.
     pub holders: Vec<String>,
+    /// The same by UID.
+    names: BTreeMap<String, String>,
+    /// Pods that are to have its devices, not all if there are many.
+    pub pods: Vec<ObjectRef>,
 }
 
 impl WaitingClaim {
+    fn new(id: ObjectRef, why: Arc<NotAllocated>, names: BTreeMap<String, String>) -> Self {
+        let holders = BTreeSet::from_iter(names.values().cloned());
+        Self {
+            id,
+            why,
+            holders: holders.into_iter().collect(),
+            names,
+            pods: Vec::new(),
+        }
+    }
+
     /// Replaces the names of claims of other namespaces.
     pub fn hide_others(&mut self, namespace: &str) {
         let is_own = |holder: &String| {
@@ -156,6 +177,17 @@ impl WaitingClaim {
         self.holders.retain(is_own);
         if self.holders.len() < before {
             self.holders.push("claims of other users".to_owned());
+        }
+        let others = self.names.values_mut().filter(|name| !is_own(name));
+        others.for_each(|name| "of another user".clone_into(name));
+    }
+
+    /// Returns why the claim cannot have a device, with the name of the claim that has it.
+    pub fn reason(&self, excluded: &Excluded) -> String {
+        let holder = excluded.claim.as_ref();
+        match holder.and_then(|uid| Some((uid, self.names.get(uid)?))) {
+            Some((uid, name)) => excluded.reason.replace(uid, name),
+            None => excluded.reason.clone(),
         }
     }
 }
@@ -208,6 +240,9 @@ impl LocalClaims {
         });
         let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
+        let writer = EventWriter::new(parts.client.client(), &parts.node);
+        let publish = events::publish(self.clone(), writer);
+        parts.tasks.spawn_until_stopped("claim-events", publish);
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(
             self.0.clone(),
@@ -268,17 +303,16 @@ impl LocalClaims {
                 .devices
                 .iter()
                 .filter_map(|device| device.claim.as_ref());
-            let holders: BTreeSet<_> = holders
-                .map(|uid| match names.get(uid) {
-                    Some((namespace, name)) => format!("{namespace}/{name}"),
-                    // Of a manifest, without an object.
-                    None => uid.clone(),
-                })
-                .collect();
+            let holders = holders.map(|uid| {
+                // A claim of a manifest has no object.
+                let key = names.get(uid).copied().or_else(|| view.prepared.get(uid));
+                let name = key.map(|(namespace, name)| format!("{namespace}/{name}"));
+                (uid.clone(), name.unwrap_or_else(|| uid.clone()))
+            });
+            let id = ObjectRef::new(&key.0, &key.1, &uid).ok()?;
             Some(WaitingClaim {
-                id: ObjectRef::new(&key.0, &key.1, &uid).ok()?,
-                why: why.clone(),
-                holders: holders.into_iter().collect(),
+                pods: view.pods.get(key).cloned().unwrap_or_default(),
+                ..WaitingClaim::new(id, why.clone(), holders.collect())
             })
         });
         waiting.collect()
@@ -417,7 +451,12 @@ pub async fn ensure_node(client: &KubeClient, name: &ObjectName) -> Result<(), A
         "aarch64" => "arm64",
         other => other,
     };
-    let labels = [("hostname", name.as_str()), ("os", "linux"), ("arch", arch)];
+    let hostname = name.within(limit::LABEL_BYTES_MAX);
+    let labels = [
+        ("hostname", hostname.as_str()),
+        ("os", "linux"),
+        ("arch", arch),
+    ];
     let labels = labels.map(|(label, value)| (format!("kubernetes.io/{label}"), value.to_owned()));
     let mut node = Node::default();
     node.metadata.name = Some(name.to_string());
@@ -559,6 +598,8 @@ impl LocalClaimStore {
                 .map(|claim| (objects::key(&**claim), claim.clone()))
                 .collect(),
             refusals: state.refusals(),
+            pods: state.pods_of_refused(),
+            prepared: state.prepared_names(),
             classes: state.classes().map(str::to_owned).collect(),
         }));
     }

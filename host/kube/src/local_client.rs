@@ -217,6 +217,11 @@ impl LocalClient {
         list(&Api::all_with(self.0.clone(), &resource), &resource).await
     }
 
+    pub async fn device_classes(&self) -> Result<Vec<Value>, ApiError> {
+        let resource = DraVersion::V1.resource(DraResource::Classes);
+        list(&Api::all_with(self.0.clone(), &resource), &resource).await
+    }
+
     pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
         let found = self.claims_in(namespace).get_opt(name).await?;
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))

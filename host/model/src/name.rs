@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::limit::{
     DRIVER_NAME_BYTES_MAX, IDENTIFIER_BYTES_MAX, LABEL_BYTES_MAX, SUBDOMAIN_BYTES_MAX,
@@ -138,6 +139,24 @@ name_type!(
     is_qualified_name,
     "a C identifier of at most 32 bytes is wanted, with a DNS subdomain of at most 63 and '/' before it or none"
 );
+
+/// Digits of the hash in a shortened name.
+const HASH_DIGITS: usize = 16;
+
+impl ObjectName {
+    /// Returns the name for a field that has less room: as it is, or its begin and a hash of the whole. `bytes_max`: at least 32. The result is
+    /// a DNS subdomain, and also the value of a label if it has at most 63 bytes.
+    pub fn within(&self, bytes_max: usize) -> Self {
+        if self.0.len() <= bytes_max {
+            return self.clone();
+        }
+        let hash = hex::encode(Sha256::digest(self.0.as_bytes()));
+        // Names are ASCII.
+        let begin = &self.0[..bytes_max - HASH_DIGITS - 1];
+        let begin = begin.trim_end_matches(['-', '.']);
+        Self(format!("{begin}-{}", &hash[..HASH_DIGITS]).into())
+    }
+}
 
 /// A DNS label (RFC 1123, lower case) of at most 63 bytes.
 pub fn is_dns_label(value: &str) -> bool {

@@ -31,8 +31,8 @@ pub use registration::{PluginTimes, Registrar, RegistrarError};
 pub use stats::Rpcs;
 pub use tap::Tap;
 
+use nodedock_base::printable::one_line;
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
-use nodedock_model::rule::is_unprintable;
 use std::time::Duration;
 
 /// A kubelet's deadline for the steps of a registration.
@@ -42,17 +42,5 @@ const PLUGIN_NOTIFY: Duration = Duration::from_secs(5);
 
 /// Converts a plugin's text to one bounded line for a log, an event or a terminal.
 fn clean(text: &str) -> String {
-    cut(text, PROBLEM_MESSAGE_BYTES_MAX).replace(is_unprintable, " ")
-}
-
-/// Truncates to at most `max` bytes, with dots at the end.
-fn cut(text: &str, max: usize) -> String {
-    if text.len() <= max {
-        return text.to_owned();
-    }
-    let mut end = max.saturating_sub("...".len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!("{}...", &text[..end])
+    one_line(text, PROBLEM_MESSAGE_BYTES_MAX)
 }

@@ -8,7 +8,7 @@ mod scheduling;
 
 use crate::Limit;
 use crate::bindings::types;
-use nodedock_base::printable::{cut, is_unprintable};
+use nodedock_base::printable::{one_line, shorten};
 use nodedock_model::answer::Labels;
 use nodedock_model::check::{Field, Findings, Reason, Violation};
 use nodedock_model::limit::{
@@ -48,7 +48,7 @@ impl Refusal {
     }
 
     pub(super) fn into_problem(self) -> Problem {
-        let message = cut(
+        let message = shorten(
             &format!("the driver's answer is refused: {}", self.text),
             PROBLEM_MESSAGE_BYTES_MAX,
         );
@@ -93,7 +93,7 @@ pub(super) fn is_cut(problem: &types::Problem) -> bool {
         || problem.details.iter().any(long)
 }
 
-/// A problem that a driver reports. Texts beyond the bounds are cut rather than refused.
+/// A problem that a driver reports. Texts beyond the bounds are shortened rather than refused.
 pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     let types::Problem {
         kind,
@@ -112,12 +112,11 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
     };
     // Callers wait for the end of a quarantine: only the host may report one.
     let is_code = code != ProblemCode::DriverQuarantined && is_problem_code(&code);
-    let plain = |text: &str, max: usize| cut(text, max).replace(is_unprintable, " ");
     let remark = match is_code {
         true => String::new(),
-        false => refused_code(&plain(&code, PROBLEM_CODE_BYTES_MAX)),
+        false => refused_code(&one_line(&code, PROBLEM_CODE_BYTES_MAX)),
     };
-    let mut message = plain(&message, PROBLEM_MESSAGE_BYTES_MAX - remark.len());
+    let mut message = one_line(&message, PROBLEM_MESSAGE_BYTES_MAX - remark.len());
     if message.is_empty() {
         message = "the driver gave no reason".to_owned();
     }
@@ -134,8 +133,8 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
         details: (details.iter().take(LABELS_MAX))
             .map(|types::KeyValue { key, value }| {
                 (
-                    plain(key, LABEL_KEY_BYTES_MAX),
-                    plain(value, LABEL_VALUE_BYTES_MAX),
+                    one_line(key, LABEL_KEY_BYTES_MAX),
+                    one_line(value, LABEL_VALUE_BYTES_MAX),
                 )
             })
             .collect(),

@@ -144,7 +144,7 @@ async fn explain_shows_claim_and_driver_history() {
             "prepared by driver",
         ]);
     }
-    for name in [MOCK_GPU_NAME, MOCK_GPU_FILE] {
+    for name in [MOCK_GPU_NAME, MOCK_GPU_FILE, "mock-gpu"] {
         daemon.cli(&["explain", "driver", name]).await.done_with(&[
             "is serving",
             "11 devices",
@@ -219,13 +219,84 @@ async fn completion_is_printed_for_each_shell() {
     let root = Root::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = root.cli(&["completion", shell]).await.done();
-        assert!(
-            script.contains("nodedock") && script.contains("unprepare"),
-            "{shell}"
-        );
+        assert!(script.contains("NODEDOCK_COMPLETE"), "{shell}: {script}");
     }
     let version = root.cli(&["--version"]).await.done();
     assert!(version.starts_with("nodedock "), "{version}");
+}
+
+/// What completes the last of the words.
+async fn completed(root: &Root, words: &[&str]) -> Vec<String> {
+    let path = root.path().to_str().unwrap();
+    let mut command = root.command();
+    command
+        .env("NODEDOCK_COMPLETE", "fish")
+        .args(["--", "nodedock", "--root", path])
+        .args(words);
+    let output = command.output().await.unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn completion_offers_names_of_objects() {
+    let daemon = with_gpus().await;
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
+    for (words, expected) in [
+        (&["get", "drivers", ""][..], "mock-gpu.nodedock.dev"),
+        (&["explain", "driver", "mock"], "mock-gpu.nodedock.dev"),
+        (&["get", "claims", ""], "a"),
+        (&["release", "claim", ""], "a"),
+        (&["unprepare", ""], "default/one"),
+    ] {
+        let found = completed(&daemon, words).await;
+        assert!(
+            found.iter().any(|name| name == expected),
+            "{words:?}: {found:?}"
+        );
+    }
+    let devices = completed(&daemon, &["get", "devices", ""]).await;
+    assert!(
+        devices.iter().any(|name| name.ends_with("gpus/gpu-3")),
+        "{devices:?}"
+    );
+    let commands = completed(&daemon, &["unprep"]).await;
+    assert!(commands[0].starts_with("unprepare"), "{commands:?}");
+    let other = completed(&daemon, &["get", "drivers", "none"]).await;
+    assert!(other.is_empty(), "{other:?}");
+}
+
+#[tokio::test]
+async fn closed_pipe_is_no_error() {
+    let daemon = with_gpus().await;
+    for args in [
+        &["completion", "bash"][..],
+        &["get", "devices", "-o", "json"],
+        &["explain", "driver", "mock-gpu.nodedock.dev"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = daemon.command();
+        command.args(args).stdout(writer).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().await.unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{args:?}: {errors}");
+        assert!(!errors.contains("panicked"), "{args:?}: {errors}");
+    }
+}
+
+#[tokio::test]
+async fn completion_without_daemon_is_silent() {
+    let root = Root::new();
+    for words in [["get", "claims", ""], ["explain", "driver", ""]] {
+        let found = completed(&root, &words).await;
+        assert!(found.iter().all(|word| word.starts_with('-')), "{found:?}");
+    }
 }
 
 #[tokio::test]

@@ -307,6 +307,43 @@ spec:
 }
 
 #[tokio::test]
+async fn device_classes_are_objects() {
+    let daemon = machine().await;
+    daemon
+        .cli(&["get", "deviceclasses"])
+        .await
+        .done_with(&["NAME", "RESOURCE", "AGE", "gpu"]);
+    daemon
+        .cli(&["get", "deviceclass", "gpu", "-o", "wide"])
+        .await
+        .done_with(&["device.driver == \"mock-gpu.nodedock.dev\""]);
+    let class = daemon
+        .cli(&["get", "deviceclass", "gpu", "-o", "json"])
+        .await
+        .json();
+    assert_eq!(class["kind"], "DeviceClass", "{class}");
+    let list = daemon
+        .cli(&["get", "deviceclasses", "-o", "json"])
+        .await
+        .json();
+    assert_eq!(
+        (&list["kind"], &list["items"][0]["metadata"]["name"]),
+        (&"List".into(), &"gpu".into())
+    );
+    daemon
+        .cli(&["get", "deviceclass", "none"])
+        .await
+        .failed_with(
+            1,
+            &["there is no deviceclass \"none\"; `nodedock get deviceclasses`"],
+        );
+    daemon
+        .cli(&["get", "deviceclasses", "--watch"])
+        .await
+        .failed_with(2, &["DeviceClasses are listed, not watched"]);
+}
+
+#[tokio::test]
 async fn slices_match_drivers_if_api_enabled() {
     let daemon = machine().await;
     daemon
@@ -332,7 +369,11 @@ async fn slices_match_drivers_if_api_enabled() {
         .await
         .failed_with(2, &["the local API has no address", "--local-api-listen"]);
     let off = crate::with_gpus().await;
-    for command in [["claim", "get"], ["get", "slices"]] {
+    for command in [
+        ["claim", "get"],
+        ["get", "slices"],
+        ["get", "deviceclasses"],
+    ] {
         off.cli(&command)
             .await
             .failed_with(3, &["the local API is not reachable", "--local-api"]);

@@ -251,7 +251,7 @@ async fn adapter_lets_scheduler_allocate_plugin_devices() {
         scene.kubelet.registered("nic.example.com").await;
         let apply = |kubeconfig: &std::path::Path| {
             let file = kubeconfig.to_str().expect("UTF-8").to_owned();
-            ["get", "deviceclasses", "--apply", "--kubeconfig"]
+            ["get", "classmanifests", "--apply", "--kubeconfig"]
                 .map(str::to_owned)
                 .into_iter()
                 .chain([file])
@@ -316,7 +316,7 @@ async fn named_pool_is_allocated_through_class() {
     };
     let printed = scene
         .daemon
-        .cli(&["get", "deviceclasses", "-o", "json"])
+        .cli(&["get", "classmanifests", "-o", "json"])
         .await
         .json();
     let [class] = printed["items"].as_array().expect("a list").as_slice() else {

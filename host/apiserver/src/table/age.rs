@@ -10,7 +10,12 @@ const HOUR: i64 = 60 * MINUTE;
 const DAY: i64 = 24 * HOUR;
 const YEAR: i64 = 365 * DAY;
 
-/// Returns how long ago a time in an object was: `5m3s`, with two or three significant figures.
+/// Returns how long ago a time in an object was, as [`since`] does.
+pub fn age(time: &Value) -> String {
+    since(time, Timestamp::now())
+}
+
+/// Returns how long ago a time in an object was: `5m3s`, with two or three significant figures; `<unknown>` for what is no time.
 pub(super) fn since(time: &Value, now: Timestamp) -> String {
     let time = time
         .as_str()

@@ -182,7 +182,8 @@ fn list<'a>(object: &'a Value, key: &str) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-fn claim_state(claim: &Value) -> String {
+/// Returns the state of a claim as kubectl prints it: `pending`, `allocated,reserved`, `deleted,allocated`.
+pub fn claim_state(claim: &Value) -> String {
     let status = &claim["status"];
     let (is_deleted, is_allocated) = (
         !claim["metadata"]["deletionTimestamp"].is_null(),

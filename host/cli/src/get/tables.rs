@@ -249,7 +249,7 @@ impl Row for v1::Condition {
     ];
 }
 
-fn or_dash(text: &str) -> String {
+pub(super) fn or_dash(text: &str) -> String {
     if text.is_empty() {
         "-".to_owned()
     } else {

@@ -13,6 +13,7 @@ use crate::sysfs::SysfsRoot;
 use crate::sysfs::pci::PciAddress;
 use crate::{hardware_keys, standard_attributes};
 use nodedock_base::error::chain;
+use nodedock_base::printable::one_line;
 use nodedock_model::{
     AttributeValue, Device, DeviceHealth, DeviceName, DeviceNode, HealthReport, HealthState,
     Inventory, PoolName, Problem, ProblemCode, QualifiedName, device_name, limit,
@@ -24,8 +25,8 @@ const UUID_BYTES: usize = 36;
 /// Directories between a PCI function and the node of a device that the function is: `drm/card0`, `nvme/nvme0/nvme0n1`.
 const FUNCTION_DEPTH_MAX: usize = 3;
 
-/// Characters of an error that a condition shows: it may have a text of the file.
-const WHY_CHARACTERS_MAX: usize = 256;
+/// Bytes of an error that a condition shows: it may have a text of the file.
+const WHY_BYTES_MAX: usize = 256;
 
 /// Devices with what a claim gets of them.
 pub(super) type CdiDevices = BTreeMap<(PoolName, DeviceName), CdiDevice>;
@@ -166,7 +167,7 @@ pub(super) fn read(directories: &[PathBuf], before: &ReadSpecs) -> ReadSpecs {
 }
 
 fn invalid(path: &str, why: &str) -> Problem {
-    let why: String = why.chars().take(WHY_CHARACTERS_MAX).collect();
+    let why = one_line(why, WHY_BYTES_MAX);
     let message = format!("{path} is not used as CDI specs: {why}");
     Problem::invalid(ProblemCode::CdiSpecInvalid, message).with("file", path)
 }
@@ -253,10 +254,7 @@ fn health_of(device: &CdiDevice, nodes: &BTreeMap<String, Node>) -> DeviceHealth
     if let Some(refused) = &device.file.refused {
         return DeviceHealth {
             state: HealthState::Unhealthy,
-            message: refused
-                .chars()
-                .take(limit::HEALTH_MESSAGE_BYTES_MAX / 4)
-                .collect(),
+            message: one_line(refused, limit::HEALTH_MESSAGE_BYTES_MAX),
         };
     }
     let of_nodes = device.node_paths();

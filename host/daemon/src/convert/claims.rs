@@ -124,7 +124,12 @@ pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
 
 /// Converts a claim with its place among those that wait, from 1.
 pub fn waiting_claim(place: u32, claim: WaitingClaim) -> v1::WaitingClaim {
-    let WaitingClaim { id, why, holders } = claim;
+    let excluded = claim.why.devices.iter();
+    let excluded = excluded.map(|device| excluded_device(&claim, device));
+    let excluded = excluded.collect();
+    let WaitingClaim {
+        id, why, holders, ..
+    } = claim;
     v1::WaitingClaim {
         id: Some(object_message(&id)),
         place,
@@ -134,18 +139,18 @@ pub fn waiting_claim(place: u32, claim: WaitingClaim) -> v1::WaitingClaim {
             NotAllocatedKind::Invalid | NotAllocatedKind::Never
         ),
         reason: why.message.clone(),
-        excluded: why.devices.iter().map(excluded_device).collect(),
+        excluded,
         more: why.more,
     }
 }
 
-fn excluded_device(excluded: &Excluded) -> v1::ExcludedDevice {
+fn excluded_device(claim: &WaitingClaim, excluded: &Excluded) -> v1::ExcludedDevice {
     v1::ExcludedDevice {
         request: excluded.request.clone(),
         driver: excluded.driver.clone(),
         pool: excluded.pool.clone(),
         device: excluded.device.clone(),
-        reason: excluded.reason.clone(),
+        reason: claim.reason(excluded),
     }
 }
 

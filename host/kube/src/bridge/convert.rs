@@ -12,7 +12,7 @@ use nodedock_proto::prost::Message;
 use tonic::Status;
 
 use super::plugin_claim::Ids;
-use nodedock_base::printable::{cut, one_line};
+use nodedock_base::printable::{one_line, shorten};
 use nodedock_core::driver::DeviceOptions;
 use nodedock_core::manager::devices::closest;
 use nodedock_model::limit::{
@@ -97,7 +97,7 @@ fn error(problem: &Problem) -> String {
     )
 }
 
-/// A whole list of devices' health, as it is known at `now_seconds` since the Unix epoch. Messages are cut to what a kubelet keeps, and
+/// A whole list of devices' health, as it is known at `now_seconds` since the Unix epoch. Messages are shortened to what a kubelet keeps, and
 /// shorter where so many devices would not fit into an answer that a kubelet takes.
 pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatchResourcesResponse {
     let room = (PLUGIN_ANSWER_BYTES_MAX / list.len().max(1)).saturating_sub(HEALTH_BYTES);
@@ -111,7 +111,7 @@ pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatch
             health: health_status(reported.state).into(),
             last_updated_time: i64::try_from(now_seconds).unwrap_or(i64::MAX),
             health_check_timeout_seconds: i64::try_from(HEALTH_TIMEOUT.as_secs()).unwrap_or(0),
-            message: cut(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
+            message: shorten(&reported.message, room.min(HEALTH_MESSAGE_BYTES_MAX)),
         });
     health::NodeWatchResourcesResponse {
         devices: devices.collect(),

@@ -145,7 +145,7 @@ pub(super) fn judge(
         });
         return conflict(format!(
             "DeviceClass {name} is of {of} and has other selectors than the class for {resource} of the driver {driver} that nodedock \
-             get deviceclasses prints: it belongs to another owner, or to another driver"
+             get classmanifests prints: it belongs to another owner, or to another driver"
         ));
     }
     match own.map(|own| own.extended_resource.as_deref()) {
@@ -179,7 +179,7 @@ pub(super) fn judge(
     of_resource.is_empty().then(|| {
         let message = format!(
             "no DeviceClass has the extended-resource name {resource}, so the scheduler gives its devices to no pod; apply what \
-             nodedock get deviceclasses prints. Until then a pool that the kubelet's device manager has stays there"
+             nodedock get classmanifests prints. Until then a pool that the kubelet's device manager has stays there"
         );
         Problem::unavailable(ProblemCode::DeviceClassMissing, message)
     })

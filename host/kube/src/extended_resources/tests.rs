@@ -226,7 +226,7 @@ async fn class_puts_its_pool_in_slices() {
         (Some(Mechanism::DevicePlugin), Vec::new())
     );
     let missing = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
-    assert!(missing.contains("nodedock get deviceclasses"), "{missing}");
+    assert!(missing.contains("nodedock get classmanifests"), "{missing}");
 
     server.put(manifest(&resource(), &driver()));
     pass(1).await;

@@ -81,7 +81,12 @@ impl NamesListener {
 /// Returns whether a claim is of a user other than root.
 pub(super) fn is_of_user(claim: &ResourceClaim) -> bool {
     let namespace = claim.metadata.namespace.as_deref();
-    namespace.is_some_and(|namespace| namespace.starts_with(USER_PREFIX))
+    namespace.is_some_and(is_user_namespace)
+}
+
+/// Returns whether the claims of a namespace are of a user other than root.
+pub(super) fn is_user_namespace(namespace: &str) -> bool {
+    namespace.starts_with(USER_PREFIX)
 }
 
 pub(super) fn ends_with_processes(claim: &ResourceClaim) -> bool {

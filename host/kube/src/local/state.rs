@@ -20,12 +20,15 @@ use uuid::Uuid;
 use super::objects::{Change, Key, ObjectEvent, key, version};
 use super::{default_classes, names};
 use crate::pools::NodePools;
-use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
+use nodedock_model::{AllocatedDevice, ClaimRecord, Hold, ObjectRef};
 
 /// Keeps an allocated claim until it is unprepared, as Kubernetes' scheduler has it.
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// The name of a pod's claim on the ResourceClaim that was made for it.
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
+
+/// Pods of a claim that waits that are shown with it.
+const PODS_SHOWN_MAX: usize = 8;
 
 /// Claims that the node has prepared, as opposed to the objects of the API.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -36,6 +39,8 @@ pub struct NodeUse {
     pub claims: BTreeMap<String, AllocationResult>,
     /// Devices and hardware that these claims keep from others, by the UID of the claim.
     pub holds: BTreeMap<String, Vec<Hold>>,
+    /// Namespace and name of these claims, by UID.
+    pub names: BTreeMap<String, (String, String)>,
 }
 
 impl NodeUse {
@@ -68,6 +73,17 @@ impl NodeUse {
             holds: records
                 .iter()
                 .map(|record| (record.id.uid.to_string(), record.holds.clone()))
+                .collect(),
+            names: records
+                .iter()
+                .map(|record| {
+                    let ObjectRef {
+                        namespace,
+                        name,
+                        uid,
+                    } = &record.id;
+                    (uid.to_string(), (namespace.to_string(), name.to_string()))
+                })
                 .collect(),
         }
     }
@@ -147,7 +163,7 @@ pub(super) struct LocalClaimsState {
     node_use: NodeUse,
     /// UIDs of claims with devices.
     allocated: BTreeSet<String>,
-    /// Counts changes of claims, of why they have no devices, and of classes.
+    /// Counts changes of claims, of why they have no devices, of their pods, of prepared claims, and of classes.
     pub(super) shown: u64,
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
@@ -185,6 +201,24 @@ fn has_devices(slice: &ResourceSlice) -> bool {
         .devices
         .as_ref()
         .is_some_and(|devices| !devices.is_empty())
+}
+
+fn references(pod: &Pod) -> impl Iterator<Item = &PodResourceClaim> {
+    let specs = pod.spec.iter();
+    specs.flat_map(|spec| spec.resource_claims.iter().flatten())
+}
+
+/// The ResourceClaim of a pod's claim, as the pod has it in its spec or its status.
+fn named(pod: &Pod, reference: &PodResourceClaim) -> Option<String> {
+    if reference.resource_claim_name.is_some() {
+        return reference.resource_claim_name.clone();
+    }
+    let mut statuses = pod
+        .status
+        .iter()
+        .flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let named = statuses.find(|status| status.name == reference.name);
+    named.and_then(|status| status.resource_claim_name.clone())
 }
 
 /// A pod that runs no more has no use for a claim.
@@ -261,6 +295,12 @@ impl LocalClaimsState {
                     } else {
                         ""
                     });
+                // Pods of claims that wait are shown with them.
+                let is_shown = match &seen {
+                    ObjectEvent::Is(pod) => references(pod).next().is_some(),
+                    ObjectEvent::Gone(_) | ObjectEvent::Only(..) => true,
+                };
+                self.shown += u64::from(is_shown);
                 put(&mut self.pods, seen);
             }
             Change::Node(ObjectEvent::Is(node)) if node.name_any() == self.node.name => {
@@ -356,6 +396,7 @@ impl LocalClaimsState {
             self.in_use.remove(uid);
         }
         self.node_use = node_use;
+        self.shown += 1;
         for known in self.claims.values() {
             if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
                 self.in_use.remove(&uid);
@@ -439,6 +480,36 @@ impl LocalClaimsState {
             .into_iter()
             .map(|(_, key, why)| (key, why))
             .collect()
+    }
+
+    /// Returns the names of the claims that the node has prepared, by UID.
+    pub(super) fn prepared_names(&self) -> BTreeMap<String, Key> {
+        self.node_use.names.clone()
+    }
+
+    /// Returns the pods that name claims which are not allocated, at most [`PODS_SHOWN_MAX`] for each.
+    pub(super) fn pods_of_refused(&self) -> BTreeMap<Key, Vec<ObjectRef>> {
+        let mut pods: BTreeMap<Key, Vec<ObjectRef>> = BTreeMap::new();
+        if self.claims.values().all(|known| known.refused.is_none()) {
+            return pods;
+        }
+        for pod in self.pods.values().filter(|pod| !is_over(pod)) {
+            let (namespace, name) = key(&**pod);
+            let uid = pod.uid().unwrap_or_default();
+            // no error: the API checked the names
+            let Ok(pod_ref) = ObjectRef::new(&namespace, &name, &uid) else {
+                continue;
+            };
+            for claim in references(pod).filter_map(|reference| named(pod, reference)) {
+                let key = (namespace.clone(), claim);
+                let known = self.claims.get(&key);
+                if known.is_some_and(|known| known.refused.is_some()) {
+                    let of_claim = pods.entry(key).or_default();
+                    of_claim.extend((of_claim.len() < PODS_SHOWN_MAX).then(|| pod_ref.clone()));
+                }
+            }
+        }
+        pods
     }
 
     /// Returns the steps to be taken now, in this order. There are none before everything was listed once.
@@ -570,30 +641,12 @@ impl LocalClaimsState {
 
     /// Returns whether a pod uses the claim of that name.
     fn uses(&self, pod: &Pod, claim: &str) -> bool {
-        let references = pod
-            .spec
-            .iter()
-            .flat_map(|spec| spec.resource_claims.iter().flatten());
-        references
-            .into_iter()
-            .any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
+        references(pod).any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
     }
 
     /// The ResourceClaim of a pod's claim: the one that it names, or that was made for it.
     fn name_of(&self, pod: &Pod, reference: &PodResourceClaim) -> Option<String> {
-        if reference.resource_claim_name.is_some() {
-            return reference.resource_claim_name.clone();
-        }
-        let statuses = pod
-            .status
-            .iter()
-            .flat_map(|status| status.resource_claim_statuses.iter().flatten());
-        let named = statuses
-            .into_iter()
-            .find(|status| status.name == reference.name);
-        named
-            .and_then(|status| status.resource_claim_name.clone())
-            .or_else(|| self.made_for(pod, &reference.name))
+        named(pod, reference).or_else(|| self.made_for(pod, &reference.name))
     }
 
     /// The claim that was made for a pod's claim, whether its status says so already or not.
@@ -622,11 +675,7 @@ impl LocalClaimsState {
         if is_over(pod) {
             return Vec::new();
         }
-        let references = pod
-            .spec
-            .iter()
-            .flat_map(|spec| spec.resource_claims.iter().flatten());
-        let templated: Vec<_> = references
+        let templated: Vec<_> = references(pod)
             .filter(|reference| reference.resource_claim_template_name.is_some())
             .collect();
         let mut steps = Vec::new();

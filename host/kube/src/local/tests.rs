@@ -9,10 +9,13 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use nodedock_allocator::allocate::{NodeRef, NotAllocated, NotAllocatedKind};
+use nodedock_allocator::allocate::{Excluded, NodeRef, NotAllocated, NotAllocatedKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use nodedock_model::ObjectRef;
+
+use super::WaitingClaim;
 use super::objects::{Change, Key, ObjectEvent, key};
 use super::state::{
     FINALIZER, LocalClaimsState, NodeUse, POD_CLAIM, Reservations, Step, allocation,
@@ -310,6 +313,41 @@ impl Machine {
             .map(|consumer| format!("{}/{}", consumer.name, consumer.uid))
             .collect()
     }
+}
+
+#[test]
+fn pods_of_waiting_claims_are_shown() {
+    let pod = |name: &str, phase: &str, status: Value| -> Pod {
+        let claims = [
+            json!({ "name": "a", "resourceClaimName": "waits" }),
+            json!({ "name": "b", "resourceClaimTemplateName": "none" }),
+        ];
+        of(
+            json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+            "spec": { "containers": [], "resourceClaims": claims },
+            "status": { "phase": phase, "resourceClaimStatuses": status } }),
+        )
+    };
+    let mut machine = Machine::new(1);
+    machine.create("has", 1);
+    machine.settle();
+    let shown = machine.state.shown;
+    machine.put_pod(pod("ended", "Succeeded", json!([])));
+    machine.put_pod(pod("web", "Pending", json!([])));
+    assert!(machine.state.shown > shown);
+    assert!(machine.state.pods_of_refused().is_empty());
+    machine.create("waits", 1);
+    machine.refuse("waits", NotAllocatedKind::Unsatisfiable);
+    let named = |machine: &Machine| {
+        let pods = machine.state.pods_of_refused();
+        let names = pods.get(&name("waits")).into_iter().flatten();
+        Vec::from_iter(names.map(|pod| pod.name.to_string()))
+    };
+    assert_eq!(named(&machine), ["web"]);
+    for index in 0..20 {
+        machine.put_pod(pod(&format!("more-{index}"), "Pending", json!([])));
+    }
+    assert_eq!(named(&machine).len(), 8);
 }
 
 #[test]
@@ -696,4 +734,39 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn holders_of_excluded_devices_have_names() {
+    let excluded = |claim: &str| Excluded {
+        request: "r".to_owned(),
+        driver: "d.dev".to_owned(),
+        pool: "n/p".to_owned(),
+        device: "d0".to_owned(),
+        reason: format!("in use by claim {claim}"),
+        claim: Some(claim.to_owned()),
+    };
+    let why = NotAllocated {
+        kind: NotAllocatedKind::Unsatisfiable,
+        message: String::new(),
+        devices: Vec::new(),
+        more: false,
+    };
+    let names = [("uid-1", "ml/train"), ("uid-2", "user-7/own")];
+    let names = names.map(|(uid, name)| (uid.to_owned(), name.to_owned()));
+    let id = ObjectRef::new("user-7", "waits", "uid-3").unwrap();
+    let mut claim = WaitingClaim::new(id, Arc::new(why), BTreeMap::from(names));
+    assert_eq!(claim.holders, ["ml/train", "user-7/own"]);
+    assert_eq!(claim.reason(&excluded("uid-1")), "in use by claim ml/train");
+    assert_eq!(claim.reason(&excluded("uid-9")), "in use by claim uid-9");
+    claim.hide_others("user-7");
+    assert_eq!(claim.holders, ["user-7/own", "claims of other users"]);
+    let reasons = ["uid-1", "uid-2"].map(|uid| claim.reason(&excluded(uid)));
+    assert_eq!(
+        reasons,
+        [
+            "in use by claim of another user",
+            "in use by claim user-7/own"
+        ]
+    );
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::events::camel_case;
-use nodedock_base::printable::cut;
+use nodedock_base::printable::shorten;
 use nodedock_model::check::{self, Findings, Violation};
 use nodedock_model::{Condition, DeviceStatus, NetworkData, ReportedDevice, limit};
 
@@ -126,7 +126,7 @@ fn condition(condition: &Condition, before: Option<&Value>, now: &str) -> Value 
         "type": condition.kind,
         "status": status,
         "reason": reason(&condition.reason),
-        "message": cut(&condition.message, limit::CONDITION_MESSAGE_BYTES_MAX),
+        "message": shorten(&condition.message, limit::CONDITION_MESSAGE_BYTES_MAX),
         "lastTransitionTime": since,
     })
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use nodedock_proto::kubelet::dra::v1 as wire;
 use nodedock_proto::kubelet::registration;
 
-use super::{DraService, cut, problem};
+use super::{DraService, problem};
+use nodedock_base::printable::one_line;
 use nodedock_model::limit::{
     PLUGIN_CDI_NAMES_MAX, PLUGIN_DEVICES_MAX, PLUGIN_SERVICES_MAX, SHARE_ID_BYTES_MAX,
 };
@@ -211,5 +212,5 @@ fn at_most(what: &str, count: usize, max: usize) -> Result<(), String> {
 }
 
 fn shown(text: &str) -> String {
-    format!("{:?}", cut(text, 64))
+    format!("{:?}", one_line(text, 64))
 }

@@ -11,6 +11,7 @@ use tonic::Code;
 
 use super::stats::Rpcs;
 use super::{Connection, DraService, Tap, convert, problem, rpc};
+use nodedock_base::printable::one_line;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, Problem, Uid};
 
@@ -91,7 +92,7 @@ impl Caller {
         let (outcomes, strangers) = settle(asked, answered);
         if !strangers.is_empty() {
             let (driver, request, count) = (&self.name, &call.request_id, strangers.len());
-            let first = strangers.first().map(|uid| super::cut(uid, 64));
+            let first = strangers.first().map(|uid| one_line(uid, 64));
             tracing::warn!(%driver, %request, count, first, "the driver answered for claims that were not requested");
         }
         outcomes

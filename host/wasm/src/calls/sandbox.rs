@@ -20,7 +20,7 @@ use crate::limits::executor::{CpuMeter, FAST_CPU, run_fast};
 use crate::limits::limiter::{HANDLES_MAX, Reached, millis, reached};
 use crate::load::compiled::{Compiled, Exports};
 use crate::stats::{Limit, Operation, Outcome};
-use nodedock_base::printable::{cut, printable};
+use nodedock_base::printable::{printable, shorten};
 use nodedock_core::driver::containment::{CallResult, Containment};
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
@@ -327,7 +327,7 @@ fn trap_message(state: &CallState, root: &str, frames: &[String]) -> String {
             frames[..frames.len().min(FRAMES_SHOWN)].join(" < ")
         ),
     });
-    cut(&message, TRAP_MESSAGE_BYTES)
+    shorten(&message, TRAP_MESSAGE_BYTES)
 }
 
 fn frames(error: &wasmtime::Error) -> Vec<String> {

@@ -16,7 +16,7 @@ const ATTRIBUTE: &str = "nodedock.dev/extendedResource";
 /// A class as the command prints it, for `kubectl apply -f -`.
 async fn classes(daemon: &Daemon) -> Vec<Value> {
     let list = daemon
-        .cli(&["get", "deviceclasses", "-o", "json"])
+        .cli(&["get", "classmanifests", "-o", "json"])
         .await
         .json();
     assert_eq!(list["kind"], "List");

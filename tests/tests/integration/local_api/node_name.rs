@@ -43,6 +43,33 @@ async fn published(daemon: &Daemon) -> Vec<String> {
     }
 }
 
+/// The label of the Node object has room for 63 bytes, and so the daemon did not start; pools of the node were in no slice.
+#[tokio::test]
+async fn longest_node_name_has_claims() {
+    let name = "n".repeat(253);
+    let mut daemon = machine_with(named(&name)).await;
+    let device = create(&daemon, "one", "{deviceClassName: gpu}").await;
+    assert_eq!(device, ["gpu-0"]);
+    let slices = published(&daemon).await;
+    assert_eq!(slices[0], name);
+    assert!(
+        slices[1].len() < 70 && slices[1].ends_with("/gpus"),
+        "{slices:?}"
+    );
+    let prepare = ["prepare", "--pod", "web", "--claim", "one"];
+    let before = daemon.cli(&prepare).await.done();
+    daemon.crash().await;
+    assert_eq!(daemon.cli(&prepare).await.done(), before);
+    for device in ["gpus/gpu-0".to_owned(), format!("{}/gpu-0", slices[1])] {
+        daemon
+            .cli(&["get", "devices", &device])
+            .await
+            .done_with(&["gpu-0", "default/one"]);
+    }
+    daemon.cli(&["unprepare", "default/web"]).await.done();
+    daemon.cli(&["claim", "delete", "one"]).await.done();
+}
+
 /// A laptop got another host name from its network: every later program picked the device that was held under the old name, and failed.
 #[tokio::test]
 async fn renamed_host_keeps_node_name() {

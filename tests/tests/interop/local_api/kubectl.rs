@@ -1,7 +1,7 @@
 //! kubectl creates, shows, explains and deletes.
 
-use nodedock_tests::assert_parts;
 use nodedock_tests::drivers::MOCK_GPU_NAME;
+use nodedock_tests::{DEADLINE, assert_parts};
 use serde_json::{Value, json};
 
 use super::{Machine, NODE, claim, class, devices};
@@ -88,6 +88,37 @@ async fn applied_claims_are_allocated_and_shown() {
         .done_with(&["kubernetes.io/os=linux", MOCK_GPU_NAME]);
     let classes = machine.kubectl(&["get", "deviceclasses"]).await.done();
     assert_eq!(rows(&classes), [["NAME"], ["gpu"]]);
+}
+
+#[tokio::test]
+async fn pending_claim_has_events() {
+    let Some(machine) = Machine::start().await else {
+        return;
+    };
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web" },
+        "spec": { "containers": [{ "name": "main", "image": "none" }],
+            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "one" }] } });
+    let both = format!("{}---\n{pod}\n", claim("one", "none", json!({})));
+    machine.apply("both", &both).await.done();
+    let described = async |object: &str| {
+        let (_, name) = object.split_once('/').expect("KIND/NAME");
+        loop {
+            let described = machine.kubectl(&["describe", object]).await.done();
+            if described.contains("FailedScheduling") {
+                assert_parts(
+                    &described,
+                    &["Warning", "cannot allocate devices: ", "nodedock"],
+                );
+                return described;
+            }
+            assert_parts(&described, &[name]);
+            tokio::task::yield_now().await;
+        }
+    };
+    let claim = tokio::time::timeout(DEADLINE, described("resourceclaim/one"));
+    claim.await.expect("the claim has an Event");
+    let pod = tokio::time::timeout(DEADLINE, described("pod/web")).await;
+    assert_parts(&pod.expect("the pod has an Event"), &["claim one: "]);
 }
 
 #[tokio::test]

@@ -7,13 +7,14 @@ use tokio::time::Instant;
 
 use super::{Devices, Question};
 use crate::driver::plugin_calls::{self, within};
+use nodedock_base::printable::one_line;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};
 
 /// Deadline of a call: plugins answer from memory.
 const PREFERENCE_WALL: Duration = Duration::from_secs(5);
 /// Time without calls after one failed: no more than one pod in it waits.
 const PREFERENCE_PAUSE: Duration = Duration::from_secs(60);
-/// Characters of a fault, which has an ID that the plugin made up.
+/// Bytes of a fault, which has an ID that the plugin made up.
 const FAULT_SHOWN_MAX: usize = 200;
 
 impl Devices {
@@ -59,8 +60,7 @@ impl Devices {
             match within(deadline, resource, "preferred allocation", answer).await {
                 Ok(preferred) => {
                     let fault = question.fault(&preferred);
-                    let shown =
-                        fault.map(|fault| fault.chars().take(FAULT_SHOWN_MAX).collect::<String>());
+                    let shown = fault.map(|fault| one_line(&fault, FAULT_SHOWN_MAX));
                     (
                         preferred,
                         shown.map(|fault| format!("answered wrongly: {fault}")),

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use nodedock_proto::kubelet::dra_health::v1 as wire;
 
-use crate::grpc::cut;
+use nodedock_base::printable::one_line;
 use nodedock_model::limit::{HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, HEALTH_TIMEOUT_MAX};
-use nodedock_model::rule::is_unprintable;
 use nodedock_model::{DeviceHealth, DeviceName, HealthState, PoolName};
 
 #[derive(Debug)]
@@ -28,7 +27,7 @@ pub(in crate::grpc) fn device(said: wire::DeviceHealth) -> Option<DeviceReport> 
         PoolName::new(&device.pool_name).ok()?,
         DeviceName::new(&device.device_name).ok()?,
     );
-    let message = cut(&said.message, HEALTH_MESSAGE_BYTES_MAX).replace(is_unprintable, " ");
+    let message = one_line(&said.message, HEALTH_MESSAGE_BYTES_MAX);
     let timeout = timeout(said.health_check_timeout_seconds);
     Some(DeviceReport {
         key,
@@ -88,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn long_message_is_truncated() {
+    fn long_message_keeps_its_end() {
         let longest = "x".repeat(HEALTH_MESSAGE_BYTES_MAX);
         assert_eq!(said(2, &longest).message, longest);
-        let message = said(2, &"x".repeat(2000)).message;
+        let message = said(2, &("x".repeat(2000) + ": it is hot")).message;
         assert!(
-            message.len() == HEALTH_MESSAGE_BYTES_MAX && message.ends_with("x..."),
+            message.len() == HEALTH_MESSAGE_BYTES_MAX && message.ends_with("x: it is hot"),
             "{message}"
         );
     }
