@@ -84,9 +84,11 @@ pub struct BridgeTimes {
     pub admission: Duration,
     /// Interval between two lists of the devices that pods use, with a jitter of a quarter.
     pub in_use_period: Duration,
-    /// Devices that no pod uses any more are released after this time.
+    /// The same while a claim begins or ends.
+    pub in_use_pace: Duration,
+    /// Devices that a list had and later ones have not are released after this time, in which at least two lists had none of them.
     pub unused: Duration,
-    /// Devices that no pod used yet are released after this time: a kubelet does not list those of init containers.
+    /// Devices that no list had yet are released after this time: a kubelet does not list those of init containers.
     pub unseen: Duration,
 }
 
@@ -99,8 +101,9 @@ impl Default for BridgeTimes {
             prepared: Duration::from_secs(180),
             remembered: Duration::from_secs(300),
             admission: Duration::from_secs(60),
-            in_use_period: Duration::from_secs(30),
-            unused: Duration::from_secs(60),
+            in_use_period: Duration::from_secs(5),
+            in_use_pace: Duration::from_secs(1),
+            unused: Duration::from_secs(1),
             unseen: Duration::from_secs(300),
         }
     }
