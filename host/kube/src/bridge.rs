@@ -42,7 +42,7 @@ use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    DriverName, DriverOffer, ExtendedResource, ObjectName, Problem, ResourceOffer,
+    DriverName, DriverOffer, ExtendedResource, ObjectName, Problem, ResourceOffer, limit,
 };
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
@@ -74,7 +74,7 @@ pub struct BridgeTimes {
     pub look_period: Duration,
     /// Time after the start during which an unknown driver counts as loading.
     pub settle: Duration,
-    /// A removed driver is offered for so long: a file that is replaced is gone for a moment.
+    /// A removed driver is offered for so long: calls wait for one that is being replaced.
     pub gone: Duration,
     /// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
     pub prepared: Duration,
@@ -97,7 +97,7 @@ impl Default for BridgeTimes {
         Self {
             look_period: BRIDGE_LOOK_PERIOD,
             settle: Duration::from_secs(10),
-            gone: Duration::from_secs(5),
+            gone: limit::DRIVER_RETURN,
             prepared: Duration::from_secs(180),
             remembered: Duration::from_secs(300),
             admission: Duration::from_secs(60),
@@ -107,6 +107,23 @@ impl Default for BridgeTimes {
             unseen: Duration::from_secs(300),
         }
     }
+}
+
+/// Time for which a call waits for a driver that does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Patience {
+    /// The driver is being loaded.
+    loading: Duration,
+    /// The driver served a moment ago, and its source is gone.
+    returning: Duration,
+}
+
+impl Patience {
+    /// Of a call without a deadline.
+    const MAX: Self = Self {
+        loading: limit::DRIVER_WAIT,
+        returning: limit::DRIVER_RETURN,
+    };
 }
 
 /// Dependencies of the bridge.
@@ -272,11 +289,22 @@ impl Context {
     }
 
     /// Waits until a driver serves. False: it does not come in time.
-    async fn serves_within(&self, driver: &DriverName, patience: Duration) -> bool {
+    async fn serves_within(&self, driver: &DriverName, patience: Patience) -> bool {
         let registry = &self.parts.registry;
+        let loading = if self.may_come(driver) {
+            patience.loading
+        } else {
+            Duration::ZERO
+        };
+        let wait = if registry.may_return(driver) {
+            loading.max(patience.returning)
+        } else {
+            loading
+        };
+        let may_come = || self.may_come(driver) || registry.may_return(driver);
         tokio::select! {
             () = self.parts.tasks.stopped() => false,
-            serves = registry.serves_by(driver, Instant::now() + patience, || self.may_come(driver)) => serves,
+            serves = registry.serves_by(driver, Instant::now() + wait, may_come) => serves,
         }
     }
 }
