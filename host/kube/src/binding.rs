@@ -31,10 +31,9 @@ use tokio::time::{Instant, sleep_until};
 use self::decide::{
     ClaimObservation, ClaimSeen, Consumers, Held, Step, Tracked, is_of_device, is_wanted,
 };
-use crate::bridge::OnRefused;
 use crate::claims::ApiClaims;
 use crate::client::{KubeClient, meaning};
-use crate::events::Refusal;
+use crate::events::{OnRefused, Refusal};
 use crate::reconcile::decide::NodePod;
 use crate::reconcile::observe::{Place, place_of, pod_of};
 use crate::slices::{DriverSnapshot, FailedDevices, SliceSettings};

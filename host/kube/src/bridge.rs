@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::events::Refusal;
+use crate::events::OnRefused;
 use crate::extended_resources::ExtendedResources;
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
@@ -63,9 +63,6 @@ const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
 /// Stored names of drivers that are offered to a kubelet: the maximum of drivers.
 const BRIDGE_DRIVERS_MAX: usize =
     nodedock_model::limit::DRIVER_FILES_MAX + nodedock_model::limit::PLUGIN_SOCKETS_MAX;
-
-/// Called with what is refused to the kubelet.
-pub type OnRefused = Arc<dyn Fn(&Refusal<'_>) + Send + Sync>;
 
 /// Periods and waits of the bridge.
 #[derive(Debug, Clone, Copy)]

@@ -26,10 +26,10 @@ use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_kube::binding::{Binding, BindingParts, EarlyClaims};
-use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore, OnRefused};
+use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
-use nodedock_kube::events::{self, Events};
+use nodedock_kube::events::{self, Events, OnRefused};
 use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
@@ -184,6 +184,7 @@ impl Connected {
             &parts.tasks,
             &self.client,
             conditions.clone(),
+            on_refused(events.clone()),
             limit::STATUSES_MAX,
         );
         let StoredOffers { before, switch } = offers;
@@ -321,7 +322,7 @@ impl Connected {
             drivers,
             settings: self.config.slices.clone(),
             early: Arc::new(early),
-            on_refused: Arc::new(move |refusal| events.refused(refusal)),
+            on_refused: on_refused(events),
             conditions: parts.conditions.clone(),
         };
         Binding::start(&parts.tasks, binding)
@@ -335,7 +336,6 @@ impl Connected {
         extended_resources: ExtendedResources,
         tasks: &Tasks,
     ) -> Result<Bridge> {
-        let on_refused: OnRefused = Arc::new(move |refusal| events.refused(refusal));
         let paths = parts.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
@@ -350,7 +350,7 @@ impl Connected {
             pools: self.pools.clone(),
             extended_resources,
             source: self.source(),
-            on_refused,
+            on_refused: on_refused(events),
             changes: parts.changes.clone(),
             conditions: parts.conditions.clone(),
             times: BridgeTimes::default(),
@@ -358,6 +358,11 @@ impl Connected {
         });
         bridge.context("offer drivers to the kubelet")
     }
+}
+
+/// Publishes what is refused as Events.
+fn on_refused(events: Events) -> OnRefused {
+    Arc::new(move |refusal| events.refused(refusal))
 }
 
 /// The claims that are prepared for the kubelet, as the reconcile and the early preparation need them.

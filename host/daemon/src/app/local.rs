@@ -395,6 +395,8 @@ impl LocalApi {
             &tasks,
             &self.client,
             parts.conditions.clone(),
+            // Only an API server that stores protobuf refuses one.
+            Arc::new(|_| {}),
             limit::STATUSES_MAX,
         );
         let reports = report_statuses(
