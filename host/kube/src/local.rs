@@ -23,7 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
@@ -60,6 +60,9 @@ const RESERVE_WAIT: Duration = Duration::from_secs(10);
 /// Pause after a write that failed, doubled up to the second.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// Owner of the fields of classes that files set.
+const CLASS_FILES_MANAGER: &str = "nodedock-device-class-files";
 
 /// Claims that the node has prepared, and their release.
 #[async_trait]
@@ -112,6 +115,14 @@ struct View {
     refusals: Vec<(Key, Arc<NotAllocated>)>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
+}
+
+/// Number of the claims that wait for devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PendingClaims {
+    pub number: usize,
+    /// Creation of the oldest of them; milliseconds since the Unix epoch.
+    pub oldest_ms: Option<u64>,
 }
 
 /// A claim that is not allocated.
@@ -217,6 +228,18 @@ impl LocalClaims {
         NamesListener {
             views: self.0.view.subscribe(),
             last: None,
+        }
+    }
+
+    /// Counts the claims that wait for devices.
+    pub fn pending(&self) -> PendingClaims {
+        let view = self.0.view.borrow().clone();
+        let claims = view.refusals.iter();
+        let created = claims.filter_map(|(key, _)| view.claims.get(key)?.creation_timestamp());
+        let created_ms = created.map(|time| u64::try_from(time.0.as_millisecond()).unwrap_or(0));
+        PendingClaims {
+            number: view.refusals.len(),
+            oldest_ms: created_ms.min(),
         }
     }
 
@@ -352,6 +375,24 @@ fn is_ending(view: &View, key: &Key) -> bool {
     view.claims
         .get(key)
         .is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
+}
+
+/// Makes or updates a DeviceClass, whose fields that are set here belong to its file. Fields that it does not have are refused.
+///
+/// # Errors
+///
+/// The local API refuses it, or cannot store it.
+pub async fn apply_class(
+    client: &KubeClient,
+    name: &str,
+    class: &serde_json::Value,
+) -> Result<(), ApiError> {
+    let params = PatchParams::apply(CLASS_FILES_MANAGER)
+        .force()
+        .validation_strict();
+    let classes = Api::<DeviceClass>::all(client.client());
+    let applied = classes.patch(name, &params, &Patch::Apply(class)).await;
+    applied.map(drop).map_err(ApiError::from)
 }
 
 /// Makes the object of this node, if there is none, and says that it is ready.
