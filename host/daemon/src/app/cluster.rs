@@ -34,7 +34,9 @@ use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchP
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
-use nodedock_kube::slices::{self, DriverSnapshot, FailedDevices, SliceParts, SliceReport};
+use nodedock_kube::slices::{
+    self, DriverSnapshot, FailedDevices, SliceParts, SliceReport, SliceSettings,
+};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
@@ -52,6 +54,7 @@ struct SliceInputs {
 pub(super) struct Connected {
     config: KubernetesConfig,
     client: KubeClient,
+    slices: watch::Receiver<SliceSettings>,
     claims: ApiClaims,
     pools: NodePools,
 }
@@ -141,9 +144,11 @@ pub async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
 }
 
 impl Connected {
+    /// `slices`: what operators add to devices, as the config has it now.
     pub(super) fn new(
         config: KubernetesConfig,
         client: KubeClient,
+        slices: watch::Receiver<SliceSettings>,
         pools: NodePools,
         conditions: Conditions,
         tasks: Tasks,
@@ -152,6 +157,7 @@ impl Connected {
         Self {
             config,
             client,
+            slices,
             claims,
             pools,
         }
@@ -292,7 +298,7 @@ impl Connected {
                 parts.manager.records.clone(),
                 parts.manager.kubelet.clone(),
             ),
-            settings: self.config.slices.clone(),
+            settings: self.slices.clone(),
             failed: inputs.failed,
             extended_resources: inputs.extended_resources,
             conditions: parts.conditions.clone(),
@@ -320,7 +326,7 @@ impl Connected {
             node: self.config.node_name.clone(),
             claims: self.claims.clone(),
             drivers,
-            settings: self.config.slices.clone(),
+            settings: self.slices.clone(),
             early: Arc::new(early),
             on_refused: on_refused(events),
             conditions: parts.conditions.clone(),
