@@ -750,12 +750,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
 }
 
 /// Applies changes of the config file to what takes effect at once.
-fn watch_config(
-    file: &FileConfig,
-    tasks: &Tasks,
-    live: LiveSettings,
-    conditions: Conditions,
-) {
+fn watch_config(file: &FileConfig, tasks: &Tasks, live: LiveSettings, conditions: Conditions) {
     let Some(path) = file.path.clone() else {
         return;
     };

@@ -532,9 +532,8 @@ mod tests {
             "nodeName: n1\nrecording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 5, bindingConditions: [{driver: gpu.example.com}]}\n",
         );
         assert_eq!(live.needs_restart(&started), [""; 0]);
-        let at_start = parse(
-            "nodeName: n1\nrecording: {maxBytes: 70000}\nkubernetes: {requestBurst: 5}\n",
-        );
+        let at_start =
+            parse("nodeName: n1\nrecording: {maxBytes: 70000}\nkubernetes: {requestBurst: 5}\n");
         assert_eq!(
             at_start.needs_restart(&started),
             ["kubernetes", "recording.maxBytes"]

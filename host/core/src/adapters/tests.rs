@@ -292,7 +292,10 @@ async fn changed_rules_apply_to_listed_devices() {
         let published = run.driver().inventory?.borrow().clone();
         let (_, pool) = published.inventory.pools.first_key_value()?;
         let (_, device) = pool.devices.first_key_value()?;
-        let model = device.attributes.iter().find(|(name, _)| name.to_string().ends_with("model"));
+        let model = device
+            .attributes
+            .iter()
+            .find(|(name, _)| name.to_string().ends_with("model"));
         model.map(|(_, value)| format!("{value:?}"))
     };
     let is_model = |value: &str| model().is_some_and(|model| model.contains(value));
@@ -305,10 +308,16 @@ async fn changed_rules_apply_to_listed_devices() {
         assert!(changed.await.is_ok(), "{:?}, not {value}", model());
     };
     run.plug(&FakePlugin::new(), &[("a", true)]);
-    run.adapters.set_held(&resource(), &BTreeSet::new()).await.unwrap();
+    run.adapters
+        .set_held(&resource(), &BTreeSet::new())
+        .await
+        .unwrap();
     until_model("one").await;
     let AdapterEntry { adapter, source } = with_rule("two", things);
-    assert_eq!(run.adapters.update(&source, adapter.clone()).await, Ok(true));
+    assert_eq!(
+        run.adapters.update(&source, adapter.clone()).await,
+        Ok(true)
+    );
     until_model("two").await;
 
     // What only a start changes.

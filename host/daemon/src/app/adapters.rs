@@ -151,7 +151,9 @@ impl AdapterFiles {
                 Ok(true) => drop(self.started.insert(source.clone(), adapter.clone())),
                 Ok(false) => {}
                 // The condition that it needs a restart is true as well, and the next report tries again.
-                Err(problem) => tracing::warn!(%source, %problem, "a changed adapter is not stored yet"),
+                Err(problem) => {
+                    tracing::warn!(%source, %problem, "a changed adapter is not stored yet")
+                }
             }
         }
     }

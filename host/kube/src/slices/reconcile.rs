@@ -228,7 +228,8 @@ impl Reconciler {
         self.snapshot = snapshot.clone();
         self.report_own_devices();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
-        self.desired.set_settings(&self.parts.settings.borrow_and_update());
+        self.desired
+            .set_settings(&self.parts.settings.borrow_and_update());
         // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
         self.desired.mechanisms = self.parts.extended_resources.mechanisms();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));

@@ -192,7 +192,10 @@ mod tests {
         assert_eq!(next(26, false), pace);
         assert_eq!(next(27, false), period, "its driver does not unprepare");
         assert_eq!(next(32, true), period);
-        assert_eq!(ClaimUsage::new(BridgeTimes::default()).next_list(start), period);
+        assert_eq!(
+            ClaimUsage::new(BridgeTimes::default()).next_list(start),
+            period
+        );
     }
 
     proptest! {

@@ -148,7 +148,8 @@ impl HealthWatch {
             devices.contains(device)
         };
         let health = published(&now, names);
-        self.announcement.list(health, since_earlier_boot, is_listed)
+        self.announcement
+            .list(health, since_earlier_boot, is_listed)
     }
 
     fn is_due(&self, list: &HealthReport) -> bool {
@@ -195,7 +196,9 @@ impl Announcement {
         is_listed: impl Fn(&DeviceKey) -> bool,
     ) -> Option<HealthReport> {
         let awaiting = self.awaiting.get_or_insert_with(since_earlier_boot);
-        let ready: BTreeSet<_> = awaiting.extract_if(.., |device| is_listed(device)).collect();
+        let ready: BTreeSet<_> = awaiting
+            .extract_if(.., |device| is_listed(device))
+            .collect();
         let before = std::mem::replace(&mut self.announced, ready.clone());
         if ready.is_empty() && before.is_empty() {
             return health;
