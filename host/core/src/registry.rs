@@ -211,7 +211,7 @@ impl Registry {
         let kind = self.sources.view(&source)?.kind;
         let why = match kind {
             DriverKind::Wasm | DriverKind::Grpc => None,
-            DriverKind::Adapter => Some("is read when the daemon starts: restart the daemon"),
+            DriverKind::Adapter => Some("reads the adapter whenever its file changes"),
             DriverKind::Cdi => Some("reads its CDI specs whenever they change"),
         };
         if let Some(why) = why {

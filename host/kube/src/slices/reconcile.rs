@@ -57,10 +57,11 @@ struct PoolState {
 
 impl Reconciler {
     pub(super) async fn run(parts: SliceParts, mut events: SliceEvents) {
+        let settings = parts.settings.borrow().clone();
         let mut reconciler = Self {
             api: SliceApi(parts.kube.clone()),
             node: parts.node.watch(),
-            desired: DesiredState::new(parts.names.clone(), parts.settings.borrow().clone()),
+            desired: DesiredState::new(parts.names.clone(), settings),
             parts,
             store: SliceStore::new(),
             snapshot: DriverSnapshot::default(),
