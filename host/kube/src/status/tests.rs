@@ -333,13 +333,15 @@ fn of_claims(claims: &[(&str, &str)]) -> Reported {
 
 async fn writer() -> Writer {
     let server = Arc::new(ApiServer::start().await);
-    Writer::new(
-        over(&server),
-        Arc::default(),
-        Conditions::default(),
-        Arc::new(|_| {}),
-        limit::STATUSES_MAX,
-    )
+    Writer {
+        client: over(&server),
+        counts: Arc::default(),
+        conditions: Conditions::default(),
+        on_refused: Arc::new(|_| {}),
+        max: limit::STATUSES_MAX,
+        parts: BTreeMap::new(),
+        held_back: BTreeMap::new(),
+    }
 }
 
 #[tokio::test]
