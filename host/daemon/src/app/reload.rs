@@ -186,7 +186,7 @@ mod tests {
         assert!(conditions.list().is_empty());
 
         // A file that is not valid changes nothing.
-        write("recording: {drivers: [GPU]}\n");
+        write("recordings: {}\n");
         reload.apply(ConfigFile::read(&path)).await;
         assert!(recorder.is_on() && !settings.has_changed().unwrap());
         write("kubernetes: {requestBurst: 5}\n");
