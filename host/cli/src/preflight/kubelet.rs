@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_api_is_found_by_its_socket() {
+    fn pods_api_found_by_its_socket() {
         let root = tempfile::tempdir().unwrap();
         let without = pods_api(root.path());
         assert!(

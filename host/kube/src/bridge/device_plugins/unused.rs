@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_close_while_claim_begins_or_ends() {
+    fn lists_are_close_around_claim_changes() {
         let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
         let at = |second| start + Duration::from_secs(second);
         let BridgeTimes {
