@@ -118,6 +118,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         &tasks,
         &client,
         conditions,
+        // There are no pods that wait for a status.
+        Arc::new(|_| {}),
         limit::STATUSES_MAX * nodes.len(),
     );
     let counts = Arc::<ClaimCounts>::default();

@@ -450,6 +450,33 @@ impl Adapters {
         view.ok_or_else(|| unknown(driver))
     }
 
+    /// Takes an adapter that was written again: its rules and paths, and whether it is enabled. False: it is not the adapter of that source
+    /// since the start, or it names another driver or pool, which only a start changes.
+    pub async fn update(&self, source: &str, adapter: Adapter) -> Result<bool, Problem> {
+        let resource = adapter.resource.clone();
+        let is_same = |known: &Adapted| {
+            let names = (&known.adapter.driver, &known.adapter.pool);
+            known.source == source && !known.is_removed && names == (&adapter.driver, &adapter.pool)
+        };
+        if !self.state().adapted.get(&resource).is_some_and(is_same) {
+            return Ok(false);
+        }
+        let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
+        let (rules, is_enabled) = (adapter.rules.clone(), adapter.enabled);
+        self.change_record(&resource, |record| {
+            (record.paths, record.rules) = (paths, rules);
+            // Slices may have its pool again.
+            record.is_returned &= !record.enabled.unwrap_or(is_enabled);
+        })
+        .await?;
+        if let Some(adapted) = self.state().adapted.get_mut(&resource) {
+            (adapted.adapter, adapted.is_dirty) = (adapter, true);
+        }
+        self.changed();
+        tracing::info!(%resource, source, "adapter read again");
+        Ok(true)
+    }
+
     /// Changes a record, which is durable before it counts.
     async fn change_record(
         &self,

@@ -212,7 +212,7 @@ impl Manager {
             prepares.clone(),
             unprepares.clone(),
             source.clone(),
-            settings.node.name.clone(),
+            settings.node.clone(),
         ));
         let devices = Devices::new(
             records.clone(),

@@ -167,6 +167,11 @@ impl Registry {
         known.unwrap_or_else(|| !self.names.is_listed() || self.sources.nameless().is_some())
     }
 
+    /// Returns whether a driver that has no source now served a moment ago, and so may be one that is being replaced.
+    pub fn may_return(&self, name: &DriverName) -> bool {
+        self.instances.has_just_ended(name) && self.sources.of_name(name.as_str()).is_none()
+    }
+
     /// Waits until a driver serves. False: `may_come` says that it will not, or it is `until`.
     pub async fn serves_by(
         &self,
@@ -206,7 +211,7 @@ impl Registry {
         let kind = self.sources.view(&source)?.kind;
         let why = match kind {
             DriverKind::Wasm | DriverKind::Grpc => None,
-            DriverKind::Adapter => Some("is read when the daemon starts: restart the daemon"),
+            DriverKind::Adapter => Some("reads the adapter whenever its file changes"),
             DriverKind::Cdi => Some("reads its CDI specs whenever they change"),
         };
         if let Some(why) = why {

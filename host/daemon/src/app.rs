@@ -24,7 +24,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::admin::{self, Admin, AtStart};
 use crate::config::{Config, DriversConfig, FileConfig, RecordedName};
@@ -77,7 +77,7 @@ use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
 use self::local::LocalApi;
-use self::reload::Reload;
+use self::reload::{LiveSettings, Reload};
 use self::users::UserSockets;
 use crate::device_names::{self, DeviceNames};
 use crate::user_connections::UserConnections;
@@ -491,14 +491,20 @@ impl Built {
             },
             registry: registry.clone(),
         };
+        let slice_settings = config.kubernetes.as_ref().map(|kubernetes| {
+            let settings = watch::Sender::new(kubernetes.slices.clone());
+            (settings, kubernetes.node_name.clone())
+        });
         let connected = config
             .kubernetes
             .as_ref()
             .zip(self.client)
-            .map(|(kubernetes, client)| {
+            .zip(slice_settings.as_ref())
+            .map(|((kubernetes, client), (settings, _))| {
                 Connected::new(
                     kubernetes.clone(),
                     client,
+                    settings.subscribe(),
                     pools.clone(),
                     conditions.clone(),
                     intake.clone(),
@@ -535,12 +541,13 @@ impl Built {
             &paths.plugins_registry,
         ));
         self.adapter_files.watch(drivers);
-        watch_config(
-            &config.file,
-            drivers,
-            self.wasm.trust.clone(),
-            conditions.clone(),
-        );
+        let live = LiveSettings {
+            trust: self.wasm.trust.clone(),
+            recordings: recordings.clone(),
+            adapters: manager.adapters.clone(),
+            slices: slice_settings,
+        };
+        watch_config(&config.file, drivers, live, conditions.clone());
         watch_drivers(
             &paths.drivers,
             &config.drivers,
@@ -744,7 +751,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
     })
 }
 
-fn watch_config(file: &FileConfig, tasks: &Tasks, trust: Trust, conditions: Conditions) {
+/// Applies changes of the config file to what takes effect at once.
+fn watch_config(file: &FileConfig, tasks: &Tasks, live: LiveSettings, conditions: Conditions) {
     let Some(path) = file.path.clone() else {
         return;
     };
@@ -754,7 +762,7 @@ fn watch_config(file: &FileConfig, tasks: &Tasks, trust: Trust, conditions: Cond
     let reload = Reload {
         path,
         started: file.started.clone(),
-        trust,
+        live,
         conditions,
     };
     tasks.spawn_until_stopped("config", reload.run(reports));

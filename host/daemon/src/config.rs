@@ -149,9 +149,15 @@ impl ConfigFile {
             ),
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
-            ("kubernetes", self.kubernetes != started.kubernetes),
+            (
+                "kubernetes",
+                self.kubernetes.read_at_start() != started.kubernetes.read_at_start(),
+            ),
             ("localApi", self.local_api != started.local_api),
-            ("recording", self.recording != started.recording),
+            (
+                "recording.maxBytes",
+                self.recording.max_bytes != started.recording.max_bytes,
+            ),
             ("driverImages", self.driver_images != started.driver_images),
             (
                 "devicePluginAdapters",
@@ -521,6 +527,16 @@ mod tests {
         assert_eq!(
             parse("nodeName: n1\ntrust: {mode: warn}\n").needs_restart(&started),
             [""; 0]
+        );
+        let live = parse(
+            "nodeName: n1\nrecording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 5, bindingConditions: [{driver: gpu.example.com}]}\n",
+        );
+        assert_eq!(live.needs_restart(&started), [""; 0]);
+        let at_start =
+            parse("nodeName: n1\nrecording: {maxBytes: 70000}\nkubernetes: {requestBurst: 5}\n");
+        assert_eq!(
+            at_start.needs_restart(&started),
+            ["kubernetes", "recording.maxBytes"]
         );
         let other = parse(
             "claims: {exclusiveWaitMs: 5}\ncdiDir: /x\nadmin: {listen: \"127.0.0.1:9400\"}\n",

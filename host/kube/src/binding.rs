@@ -31,10 +31,9 @@ use tokio::time::{Instant, sleep_until};
 use self::decide::{
     ClaimObservation, ClaimSeen, Consumers, Held, Step, Tracked, is_of_device, is_wanted,
 };
-use crate::bridge::OnRefused;
 use crate::claims::ApiClaims;
 use crate::client::{KubeClient, meaning};
-use crate::events::Refusal;
+use crate::events::{OnRefused, Refusal};
 use crate::reconcile::decide::NodePod;
 use crate::reconcile::observe::{Place, place_of, pod_of};
 use crate::slices::{DriverSnapshot, FailedDevices, SliceSettings};
@@ -88,7 +87,7 @@ pub struct BindingParts {
     pub node: ObjectName,
     pub claims: ApiClaims,
     pub drivers: watch::Receiver<DriverSnapshot>,
-    pub settings: SliceSettings,
+    pub settings: watch::Receiver<SliceSettings>,
     pub early: Arc<dyn EarlyClaims>,
     pub on_refused: OnRefused,
     pub conditions: Conditions,
@@ -112,6 +111,7 @@ impl Binding {
         let early = parts.early.early();
         let mut preparation = EarlyPreparation {
             drivers: parts.drivers.clone(),
+            settings: parts.settings.clone(),
             serving: BTreeSet::new(),
             parts: Arc::new(parts),
             statuses,
@@ -147,6 +147,7 @@ type PodEvents = BoxStream<'static, watcher::Result<Event<Pod>>>;
 struct EarlyPreparation {
     parts: Arc<BindingParts>,
     drivers: watch::Receiver<DriverSnapshot>,
+    settings: watch::Receiver<SliceSettings>,
     serving: BTreeSet<DriverName>,
     statuses: watch::Sender<Reported>,
     failed: watch::Sender<FailedDevices>,
@@ -191,6 +192,7 @@ impl EarlyPreparation {
                 Some(event) = next(&mut self.events), if self.events.is_some() => self.observe(event),
                 Ok(()) = self.drivers.changed() => self.drivers_changed(),
                 Ok(()) = lost.changed() => self.hurry(|_| true),
+                Ok(()) = self.settings.changed() => self.hurry(|_| true),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.expire_failed(),
             }
         }
@@ -198,10 +200,9 @@ impl EarlyPreparation {
 
     /// Watches pods only while a scheduler may wait for a device of this node, or a claim is prepared early.
     fn open_or_close(&mut self) {
-        let is_needed = self
-            .parts
-            .settings
-            .waits_for_binding(&self.drivers.borrow());
+        let settings = self.settings.borrow();
+        let is_needed = settings.waits_for_binding(&self.drivers.borrow());
+        drop(settings);
         if !is_needed && self.entries.is_empty() {
             self.events = None;
             self.pods = NominatedPods::default();

@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::events::Refusal;
+use crate::events::OnRefused;
 use crate::extended_resources::ExtendedResources;
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
@@ -42,7 +42,7 @@ use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    DriverName, DriverOffer, ExtendedResource, ObjectName, Problem, ResourceOffer,
+    DriverName, DriverOffer, ExtendedResource, ObjectName, Problem, ResourceOffer, limit,
 };
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
@@ -64,9 +64,6 @@ const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
 const BRIDGE_DRIVERS_MAX: usize =
     nodedock_model::limit::DRIVER_FILES_MAX + nodedock_model::limit::PLUGIN_SOCKETS_MAX;
 
-/// Called with what is refused to the kubelet.
-pub type OnRefused = Arc<dyn Fn(&Refusal<'_>) + Send + Sync>;
-
 /// Periods and waits of the bridge.
 #[derive(Debug, Clone, Copy)]
 pub struct BridgeTimes {
@@ -74,7 +71,7 @@ pub struct BridgeTimes {
     pub look_period: Duration,
     /// Time after the start during which an unknown driver counts as loading.
     pub settle: Duration,
-    /// A removed driver is offered for so long: a file that is replaced is gone for a moment.
+    /// A removed driver is offered for so long: calls wait for one that is being replaced.
     pub gone: Duration,
     /// The same after the kubelet unprepared its last claim: twice a kubelet's retry interval, so that the kubelet notices.
     pub prepared: Duration,
@@ -84,9 +81,11 @@ pub struct BridgeTimes {
     pub admission: Duration,
     /// Interval between two lists of the devices that pods use, with a jitter of a quarter.
     pub in_use_period: Duration,
-    /// Devices that no pod uses any more are released after this time.
+    /// The same while a claim begins or ends.
+    pub in_use_pace: Duration,
+    /// Devices that a list had and later ones have not are released after this time, in which at least two lists had none of them.
     pub unused: Duration,
-    /// Devices that no pod used yet are released after this time: a kubelet does not list those of init containers.
+    /// Devices that no list had yet are released after this time: a kubelet does not list those of init containers.
     pub unseen: Duration,
 }
 
@@ -95,15 +94,33 @@ impl Default for BridgeTimes {
         Self {
             look_period: BRIDGE_LOOK_PERIOD,
             settle: Duration::from_secs(10),
-            gone: Duration::from_secs(5),
+            gone: limit::DRIVER_RETURN,
             prepared: Duration::from_secs(180),
             remembered: Duration::from_secs(300),
             admission: Duration::from_secs(60),
-            in_use_period: Duration::from_secs(30),
-            unused: Duration::from_secs(60),
+            in_use_period: Duration::from_secs(5),
+            in_use_pace: Duration::from_secs(1),
+            unused: Duration::from_secs(1),
             unseen: Duration::from_secs(300),
         }
     }
+}
+
+/// Time for which a call waits for a driver that does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Patience {
+    /// The driver is being loaded.
+    loading: Duration,
+    /// The driver served a moment ago, and its source is gone.
+    returning: Duration,
+}
+
+impl Patience {
+    /// Of a call without a deadline.
+    const MAX: Self = Self {
+        loading: limit::DRIVER_WAIT,
+        returning: limit::DRIVER_RETURN,
+    };
 }
 
 /// Dependencies of the bridge.
@@ -269,11 +286,22 @@ impl Context {
     }
 
     /// Waits until a driver serves. False: it does not come in time.
-    async fn serves_within(&self, driver: &DriverName, patience: Duration) -> bool {
+    async fn serves_within(&self, driver: &DriverName, patience: Patience) -> bool {
         let registry = &self.parts.registry;
+        let loading = if self.may_come(driver) {
+            patience.loading
+        } else {
+            Duration::ZERO
+        };
+        let wait = if registry.may_return(driver) {
+            loading.max(patience.returning)
+        } else {
+            loading
+        };
+        let may_come = || self.may_come(driver) || registry.may_return(driver);
         tokio::select! {
             () = self.parts.tasks.stopped() => false,
-            serves = registry.serves_by(driver, Instant::now() + patience, || self.may_come(driver)) => serves,
+            serves = registry.serves_by(driver, Instant::now() + wait, may_come) => serves,
         }
     }
 }

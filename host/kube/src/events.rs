@@ -59,16 +59,19 @@ pub(crate) const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 
 const NODE_NAMESPACE: &str = "default";
 
-/// A request of a kubelet that was refused.
+/// A request of a kubelet, or a status, that was refused.
 #[derive(Debug, Clone, Copy)]
 pub struct Refusal<'a> {
-    /// `Prepare` or `Unprepare`.
+    /// `Prepare`, `Unprepare` or `Report`.
     pub action: &'static str,
     pub claim: &'a ObjectRef,
     /// Consumers for which the claim is reserved.
     pub consumers: &'a [Consumer],
     pub problem: &'a Problem,
 }
+
+/// Called with what is refused.
+pub type OnRefused = Arc<dyn Fn(&Refusal<'_>) + Send + Sync>;
 
 /// An event that waits to be published.
 struct Publication {

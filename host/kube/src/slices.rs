@@ -119,7 +119,7 @@ pub struct SliceParts {
     /// Is given the devices of native plugins, which publish themselves.
     pub own_devices: Arc<OwnDevices>,
     pub on_unhealthy: OnUnhealthy,
-    pub settings: SliceSettings,
+    pub settings: watch::Receiver<SliceSettings>,
     pub failed: watch::Receiver<FailedDevices>,
     /// The mechanism of each pool with an extended-resource name.
     pub extended_resources: ExtendedResources,

@@ -3,7 +3,7 @@
 //! Given all that drivers report now (`Statuses::set`), it writes what changed, claim by claim and driver by driver. Emits a server-side
 //! apply of the driver's entries, under a field manager of the driver, where the claim has others. Never touches the entries of other
 //! drivers, nor removes entries when a claim is unprepared: they go with its allocation. A claim whose stored parameters differ from what
-//! any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition.
+//! any JSON client can send refuses every apply (`docs/decisions/0010`): that is a condition, and a refusal for an Event.
 
 mod entry;
 mod plan;
@@ -21,12 +21,15 @@ use tokio::time::{Instant, sleep_until};
 
 use self::plan::{DriverStatus, Plan, plan};
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
-use crate::events::KUBE_FORBIDDEN_PAUSE;
+use crate::events::{KUBE_FORBIDDEN_PAUSE, OnRefused, Refusal};
+use crate::reconcile::observe::consumers_of;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{
+    ClaimStatuses, Consumer, DriverName, ObjectRef, Problem, ProblemCode, Uid, limit,
+};
 
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
@@ -55,9 +58,23 @@ pub struct StatusCounts {
 
 impl Statuses {
     /// Starts the task that writes. `max`: statuses that wait to be written, one of each claim and driver; [`limit::STATUSES_MAX`] for a node.
-    pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions, max: usize) -> Self {
+    pub fn start(
+        tasks: &Tasks,
+        client: &KubeClient,
+        conditions: Conditions,
+        on_refused: OnRefused,
+        max: usize,
+    ) -> Self {
         let (reported, counts) = (watch::Sender::default(), Arc::<StatusCounts>::default());
-        let writer = Writer::new(client.clone(), counts.clone(), conditions, max);
+        let writer = Writer {
+            client: client.clone(),
+            counts: counts.clone(),
+            conditions,
+            on_refused,
+            max,
+            parts: BTreeMap::new(),
+            held_back: BTreeMap::new(),
+        };
         // After the next start drivers report again.
         tasks.spawn_until_stopped("claim-statuses", writer.run(reported.subscribe()));
         Self { reported, counts }
@@ -74,6 +91,7 @@ struct Writer {
     client: KubeClient,
     counts: Arc<StatusCounts>,
     conditions: Conditions,
+    on_refused: OnRefused,
     max: usize,
     parts: BTreeMap<(Uid, DriverName), Part>,
     /// Time until which statuses of these drivers wait, since one was forbidden: rights are given by driver.
@@ -89,22 +107,6 @@ struct Part {
 }
 
 impl Writer {
-    fn new(
-        client: KubeClient,
-        counts: Arc<StatusCounts>,
-        conditions: Conditions,
-        max: usize,
-    ) -> Self {
-        Self {
-            client,
-            counts,
-            conditions,
-            max,
-            parts: BTreeMap::new(),
-            held_back: BTreeMap::new(),
-        }
-    }
-
     async fn run(mut self, mut reported: watch::Receiver<Reported>) {
         let mut backoff = Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX);
         let mut logged = false;
@@ -302,7 +304,7 @@ impl Writer {
                 }
                 _ if error.is_retryable() => return Err(error),
                 _ => {
-                    self.refused(status, &error);
+                    self.refused(status, &error).await;
                     return Ok(false);
                 }
             }
@@ -347,20 +349,37 @@ impl Writer {
         Ok(true)
     }
 
-    fn refused(&self, status: &DriverStatus, error: &ApiError) {
+    async fn refused(&self, status: &DriverStatus, error: &ApiError) {
         self.counts.refused.inc();
         let (claim, driver) = (&status.claim, &status.driver);
         tracing::warn!(%claim, %driver, %error, "a claim's status is refused");
         if is_of_allocation(error) {
             let words = format!(
                 "the API server refuses every status of devices of claim {claim}: its parameters were stored in a form that no \
-                 client can send again, such as with spaces between them; create the claim without them"
+                 client can send again, such as with spaces between them; create the claim without them. A pod that waits for a \
+                 condition of its devices is not bound until then"
             );
-            self.conditions.set(
-                &claim.to_string(),
-                Problem::invalid(ProblemCode::ClaimStatusUnwritable, words),
-            );
+            let problem = Problem::invalid(ProblemCode::ClaimStatusUnwritable, words);
+            self.conditions.set(&claim.to_string(), problem.clone());
+            // no error: the event is on the claim then, and not on its pods
+            let consumers = self.consumers(claim).await.unwrap_or_default();
+            (self.on_refused)(&Refusal {
+                action: "Report",
+                claim,
+                consumers: &consumers,
+                problem: &problem,
+            });
         }
+    }
+
+    async fn consumers(&self, claim: &ObjectRef) -> Result<Vec<Consumer>, ApiError> {
+        let read = self.client.versioned(|version| {
+            let resource = version.resource(DraResource::Claims);
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(self.client.client(), claim.namespace.as_str(), &resource);
+            async move { Ok(api.get(claim.name.as_str()).await?) }
+        });
+        consumers_of(&read.await?)
     }
 }
 

@@ -170,6 +170,9 @@ pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
 pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
 /// Time that a request waits for a driver that is being loaded: less than half of a kubelet's 45 s.
 pub const DRIVER_WAIT: Duration = Duration::from_secs(10);
+/// Time after a driver's source is gone in which it is expected back, as a file or a plugin that is replaced is: two thirds of a kubelet's
+/// 45 s, which calls a driver that failed a prepare again only after a minute or more.
+pub const DRIVER_RETURN: Duration = Duration::from_secs(30);
 /// Delay from a kernel event to a discovery: events come in bursts.
 pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 /// Delay from a file's last change to its load, unless the file was closed or renamed into place.

@@ -1,4 +1,5 @@
-//! The kubelet's directories, the feature gates of its config where that can be read, and whether mounts of the node reach the daemon.
+//! The kubelet's directories, its Pods API, the feature gates of its config where that can be read, and whether mounts of the node reach the
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,8 @@ use nodedock_base::file;
 
 /// Directories of a kubelet in which the daemon has sockets.
 const DIRECTORIES: [&str; 3] = ["plugins_registry", "plugins", "device-plugins"];
+/// The socket of its Pods API.
+const PODS_API: &str = "pods-api/pods-api.sock";
 const MOUNTS: &str = "/proc/self/mountinfo";
 const PROPAGATION: &str = "mount propagation";
 /// Gate without which a kubelet has no DRA.
@@ -31,6 +34,7 @@ pub(super) fn checks(root: &Path) -> Vec<Check> {
     };
     let checks = [
         Some(directories(root)),
+        Some(pods_api(root)),
         gates(&root.join("config.yaml")),
         propagation,
     ];
@@ -73,6 +77,24 @@ fn directories(root: &Path) -> Check {
         .into_iter()
         .find(|check| check.verdict != CheckStatus::Ok)
         .unwrap_or(all)
+}
+
+/// Checks whether the kubelet lists its pods itself. Without that the API server lists them.
+fn pods_api(root: &Path) -> Check {
+    const NAME: &str = "kubelet Pods API";
+    let path = root.join(PODS_API);
+    let shown = path.display();
+    match file::metadata(&path) {
+        Ok(Some(_)) => Check::new(NAME, CheckStatus::Ok, format!("{shown} is there")),
+        Ok(None) => Check::new(
+            NAME,
+            CheckStatus::Ok,
+            format!(
+                "there is no {shown}: the API server lists the pods of the node. Kubelets have it since 1.37, or with the feature gate PodsAPI since 1.36"
+            ),
+        ),
+        Err(error) => Check::new(NAME, CheckStatus::Unknown, format!("{shown}: {error}")),
+    }
 }
 
 #[derive(Deserialize)]
@@ -184,6 +206,26 @@ mod tests {
     }
 
     #[test]
+    fn pods_api_found_by_its_socket() {
+        let root = tempfile::tempdir().unwrap();
+        let without = pods_api(root.path());
+        assert!(
+            without.verdict == CheckStatus::Ok && without.finding.contains("since 1.37"),
+            "{without:?}"
+        );
+        std::fs::create_dir(root.path().join("pods-api")).unwrap();
+        std::fs::write(root.path().join(PODS_API), "").unwrap();
+        let with = pods_api(root.path());
+        assert!(
+            with.verdict == CheckStatus::Ok && with.finding.ends_with("pods-api.sock is there"),
+            "{with:?}"
+        );
+        let circular = root.path().join("circular");
+        std::os::unix::fs::symlink("circular", &circular).unwrap();
+        assert_eq!(pods_api(&circular).verdict, CheckStatus::Unknown);
+    }
+
+    #[test]
     fn disabled_required_feature_gate_fails_check() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("config.yaml");
@@ -191,9 +233,9 @@ mod tests {
         for (text, verdict, words) in [
             ("kind: KubeletConfiguration\n", CheckStatus::Ok, "sets none"),
             (
-                "featureGates:\n  KubeletPodsAPI: true\n  A: false\n",
+                "featureGates:\n  PodsAPI: true\n  A: false\n",
                 CheckStatus::Ok,
-                "A=false, KubeletPodsAPI=true",
+                "A=false, PodsAPI=true",
             ),
             (
                 "featureGates: {DynamicResourceAllocation: false}\n",

@@ -75,7 +75,7 @@ pub(super) fn start(
             names: node.pool_names(),
             own_devices: Arc::default(),
             on_unhealthy: Arc::new(|_| {}),
-            settings: SliceSettings::default(),
+            settings: watch::channel(SliceSettings::default()).1,
             failed: watch::channel(FailedDevices::default()).1,
             // A virtual node has no kubelet, so what it would allocate is not simulated.
             extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),

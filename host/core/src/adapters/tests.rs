@@ -277,6 +277,68 @@ async fn plugin_devices_and_health_are_published() {
     );
 }
 
+/// A rule that was corrected took effect at the next start alone.
+#[tokio::test]
+async fn changed_rules_apply_to_listed_devices() {
+    let home = Home::new();
+    let with_rule = |value: &str, names: &str| {
+        entry_with(&format!(
+            "resource: {RESOURCE}\ndriver: {DRIVER}\n{names}devices:\n- match: .*\n  attributes:\n    model: {{value: {value}}}\n"
+        ))
+    };
+    let things = "pool: things\n";
+    let run = home.start(vec![with_rule("one", things)], true).await;
+    let model = || {
+        let published = run.driver().inventory?.borrow().clone();
+        let (_, pool) = published.inventory.pools.first_key_value()?;
+        let (_, device) = pool.devices.first_key_value()?;
+        let model = device
+            .attributes
+            .iter()
+            .find(|(name, _)| name.to_string().ends_with("model"));
+        model.map(|(_, value)| format!("{value:?}"))
+    };
+    let is_model = |value: &str| model().is_some_and(|model| model.contains(value));
+    let until_model = async |value: &str| {
+        let changed = tokio::time::timeout(Duration::from_secs(5), async {
+            while !is_model(value) {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert!(changed.await.is_ok(), "{:?}, not {value}", model());
+    };
+    run.plug(&FakePlugin::new(), &[("a", true)]);
+    run.adapters
+        .set_held(&resource(), &BTreeSet::new())
+        .await
+        .unwrap();
+    until_model("one").await;
+    let AdapterEntry { adapter, source } = with_rule("two", things);
+    assert_eq!(
+        run.adapters.update(&source, adapter.clone()).await,
+        Ok(true)
+    );
+    until_model("two").await;
+
+    // What only a start changes.
+    let other = "pool: others\n";
+    for (source, entry) in [
+        (source.as_str(), with_rule("three", other)),
+        ("/b.adapter.yaml", with_rule("three", things)),
+    ] {
+        assert_eq!(run.adapters.update(source, entry.adapter).await, Ok(false));
+    }
+    let disabled = Adapter {
+        enabled: false,
+        ..adapter
+    };
+    assert_eq!(run.adapters.update(&source, disabled).await, Ok(true));
+    assert_eq!(run.adapters.disabled().len(), 1);
+    assert!(is_model("two"));
+    let records = run.adapters.0.stored.lock().await.records().clone();
+    assert!(format!("{:?}", records[&resource()].rules).contains("two"));
+}
+
 /// A plugin without devices that died, and one that never listed any, had no condition for ever.
 #[tokio::test(start_paused = true)]
 async fn adapter_without_list_sets_condition() {

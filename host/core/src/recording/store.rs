@@ -45,7 +45,8 @@ pub struct Recordings(Option<Arc<RecordingStore>>);
 
 #[derive(Debug)]
 struct RecordingStore {
-    configured: BTreeSet<String>,
+    /// Locked after the switches.
+    configured: Mutex<BTreeSet<String>>,
     bytes_max: u64,
     queue: Sender<Command>,
     waiting: Arc<AtomicUsize>,
@@ -124,7 +125,7 @@ impl Recordings {
         })?;
         let switches = Mutex::default();
         Ok(Self(Some(Arc::new(RecordingStore {
-            configured,
+            configured: Mutex::new(configured),
             bytes_max,
             queue,
             waiting,
@@ -145,15 +146,23 @@ impl Recordings {
         let switch = shared
             .known(driver)
             .ok_or_else(|| RecordingsError::Unknown(driver.to_owned()))?;
-        let mut wanted = switch.wanted.lock();
-        if *wanted == 0 {
-            // What calls of an earlier recording left, which ended after it.
-            switch.remove();
-        }
-        *wanted += 1;
-        switch.is_on.store(true, Ordering::Relaxed);
-        drop(wanted);
+        switch.want();
         Ok(TemporaryRecording(switch))
+    }
+
+    /// Records the named drivers from now on. The rings of others are removed, unless a temporary recording requires them.
+    pub fn configure(&self, drivers: impl IntoIterator<Item = String>) {
+        let Some(shared) = &self.0 else { return };
+        let now: BTreeSet<_> = drivers.into_iter().collect();
+        let switches = shared.switches.lock();
+        let before = std::mem::replace(&mut *shared.configured.lock(), now.clone());
+        for (driver, switch) in switches.iter() {
+            match (before.contains(driver), now.contains(driver)) {
+                (false, true) => switch.want(),
+                (true, false) => switch.release(),
+                _ => {}
+            }
+        }
     }
 
     /// Returns what was recorded until now of a driver that is recorded.
@@ -186,7 +195,7 @@ impl Recordings {
 impl RecordingStore {
     /// Returns the switch of a driver that had a recorder, or that the config names.
     fn known(&self, driver: &str) -> Option<Arc<Switch>> {
-        if self.configured.contains(driver) {
+        if self.configured.lock().contains(driver) {
             return Some(self.switch(driver));
         }
         self.switches.lock().get(driver).cloned()
@@ -197,10 +206,11 @@ impl RecordingStore {
         if let Some(switch) = switches.get(driver) {
             return Arc::clone(switch);
         }
+        let is_configured = self.configured.lock().contains(driver);
         let switch = Arc::new(Switch {
             driver: driver.to_owned(),
-            is_on: AtomicBool::new(self.configured.contains(driver)),
-            wanted: Mutex::new(self.configured.contains(driver).into()),
+            is_on: AtomicBool::new(is_configured),
+            wanted: Mutex::new(is_configured.into()),
             lost: AtomicU64::new(0),
             line_bytes_max: usize::try_from(self.bytes_max / SEGMENTS).unwrap_or(usize::MAX),
             queue: self.queue.clone(),
@@ -217,12 +227,7 @@ pub struct TemporaryRecording(Arc<Switch>);
 
 impl Drop for TemporaryRecording {
     fn drop(&mut self) {
-        let mut wanted = self.0.wanted.lock();
-        *wanted -= 1;
-        if *wanted == 0 {
-            self.0.is_on.store(false, Ordering::Relaxed);
-            self.0.remove();
-        }
+        self.0.release();
     }
 }
 
@@ -264,6 +269,25 @@ impl Recorder {
 }
 
 impl Switch {
+    fn want(self: &Arc<Self>) {
+        let mut wanted = self.wanted.lock();
+        if *wanted == 0 {
+            // What calls of an earlier recording left, which ended after it.
+            self.remove();
+        }
+        *wanted += 1;
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    fn release(self: &Arc<Self>) {
+        let mut wanted = self.wanted.lock();
+        *wanted -= 1;
+        if *wanted == 0 {
+            self.is_on.store(false, Ordering::Relaxed);
+            self.remove();
+        }
+    }
+
     fn remove(self: &Arc<Self>) {
         // An error: the thread has ended, and the next start removes the ring.
         let _ = self.queue.send(Command::Remove {
@@ -424,6 +448,36 @@ mod tests {
 
     fn start(directory: &Path, drivers: &[&str]) -> Recordings {
         Recordings::start(directory, drivers.iter().map(ToString::to_string), 1 << 16).unwrap()
+    }
+
+    #[tokio::test]
+    async fn changed_config_starts_and_ends_recordings() {
+        let directory = tempfile::tempdir().unwrap();
+        let revision = Arc::new(Revision::native(GPU));
+        let recordings = start(directory.path(), &[]);
+        let recorder = recordings.recorder(GPU);
+        recorder.record(&revision, a_call("r-1"));
+        for round in ["r-2", "r-3"] {
+            recordings.configure([GPU.to_owned()]);
+            assert!(recorder.is_on() && recordings.recorder(GPU).is_on());
+            recorder.record(&revision, a_call(round));
+            let lines = lines(&recordings, GPU).await;
+            assert!(
+                lines.len() == 1 && lines[0].contains(round),
+                "the ring before is removed: {lines:?}"
+            );
+            recordings.configure([]);
+            assert!(!recorder.is_on() && recordings.read(GPU).await.is_err());
+        }
+        // A recording for a while stays, and one that the config names does.
+        let temporary = recordings.begin(GPU).unwrap();
+        recordings.configure([GPU.to_owned()]);
+        recordings.configure([]);
+        assert!(recorder.is_on());
+        recordings.configure([GPU.to_owned()]);
+        drop(temporary);
+        assert!(recorder.is_on());
+        Recordings::default().configure([GPU.to_owned()]);
     }
 
     #[tokio::test]

@@ -7,11 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
 
 use super::sources::{DriverState, NativeView, Sources};
 use crate::driver::{Driver, DriverStats, Link, Published, StoredDrivers};
 use nodedock_base::signal::{Listener, Signal};
+use nodedock_model::limit::DRIVER_RETURN;
 use nodedock_model::{
     CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport, PathPatterns, PoolName,
 };
@@ -148,6 +150,8 @@ pub struct Instances {
     sources: Arc<Sources>,
     /// Sent when a driver begins to serve, or serves again after a quarantine.
     serving: Signal,
+    /// Times at which an instance of a name ended, for as long as it is expected back.
+    ended: Mutex<BTreeMap<DriverName, Instant>>,
     stored: Option<Arc<dyn StoredDrivers>>,
 }
 
@@ -157,6 +161,7 @@ impl Instances {
             by_name: RwLock::default(),
             sources,
             serving: Signal::new(),
+            ended: Mutex::default(),
             stored,
         }
     }
@@ -347,7 +352,18 @@ impl Instances {
 
     /// Removes a source's instance. Returns its name, if it had one.
     pub(super) fn retire(&self, source: &str) -> Option<DriverName> {
-        self.by_name.write().remove_source(source)
+        let name = self.by_name.write().remove_source(source)?;
+        let now = Instant::now();
+        let mut ended = self.ended.lock();
+        ended.retain(|_, at| now < *at + DRIVER_RETURN);
+        ended.insert(name.clone(), now);
+        Some(name)
+    }
+
+    /// Returns whether an instance of a name ended a moment ago.
+    pub(super) fn has_just_ended(&self, name: &DriverName) -> bool {
+        let ended = self.ended.lock().get(name).copied();
+        ended.is_some_and(|at| Instant::now() < at + DRIVER_RETURN)
     }
 
     /// Gives a source's instance a new identity, so that recorded refusals no longer apply.

@@ -213,6 +213,27 @@ fn unserved_driver_problem_names_its_state() {
     assert!(registry.is_under_way(&name("nic")));
 }
 
+#[tokio::test(start_paused = true)]
+async fn driver_is_expected_back_for_moment() {
+    let registry = registry();
+    let is_awaited = |short: &str| registry.may_return(&name(short));
+    show(&registry, "a.wasm", "gpu", DriverState::Serving, "");
+    registry.serve("a.wasm", driver("gpu", "1")).unwrap();
+    assert!(!is_awaited("gpu") && !is_awaited("nic"));
+    registry.retire("a.wasm");
+    show(&registry, "a.wasm", "gpu", DriverState::Failed, "no code");
+    assert!(!is_awaited("gpu"), "its file is there, and is no driver");
+    registry.remove("a.wasm");
+    assert!(is_awaited("gpu") && !is_awaited("nic"));
+    tokio::time::advance(limit::DRIVER_RETURN).await;
+    assert!(!is_awaited("gpu"));
+
+    // One that never served is not.
+    show(&registry, "b.wasm", "nic", DriverState::Blocked, "");
+    registry.remove("b.wasm");
+    assert!(!is_awaited("nic"));
+}
+
 #[test]
 fn device_matches_its_latest_description() {
     let registry = registry();

@@ -1,10 +1,13 @@
-//! Adapters of device plugins: loads them when the daemon starts, and watches their files. A file is read at a start, so a change of it
-//! sets a condition, and changes nothing else.
+//! Adapters of device plugins: loads them when the daemon starts, and watches their files. Changed rules, paths and `enabled` take effect
+//! at once. Which device plugin has which driver and pool is decided at a start, so a file that is new or gone, or that names another
+//! driver or pool, sets a condition, and changes nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use crate::config::KubernetesConfig;
@@ -22,11 +25,16 @@ use nodedock_model::{
 };
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
+/// Takes an adapter from a source that changed. False: it needs a restart.
+type UpdateAdapter =
+    Box<dyn Fn(String, Adapter) -> BoxFuture<'static, Result<bool, Problem>> + Send + Sync>;
+
 /// The files of adapters.
 pub(super) struct AdapterFiles {
     directories: [PathBuf; 2],
-    /// Those of the start that are valid, by path.
+    /// Those in effect that are valid, by path.
     started: BTreeMap<String, Adapter>,
+    update: UpdateAdapter,
     conditions: Conditions,
 }
 
@@ -78,11 +86,17 @@ pub(super) async fn load(
         has_kubelet: kubernetes.is_some(),
     };
     let adapters = Adapters::load(parts, entries, stored, taken, &claimed).await;
+    let updated = adapters.clone();
+    let update: UpdateAdapter = Box::new(move |source, adapter| {
+        let adapters = updated.clone();
+        async move { adapters.update(&source, adapter).await }.boxed()
+    });
     Ok((
         adapters,
         AdapterFiles {
             directories,
             started,
+            update,
             conditions,
         },
     ))
@@ -105,22 +119,53 @@ impl AdapterFiles {
         tasks.spawn_until_stopped("adapter-files", self.run(reports));
     }
 
-    async fn run(self, mut reports: mpsc::Receiver<()>) {
+    async fn run(mut self, mut reports: mpsc::Receiver<()>) {
         let mut due = BTreeSet::new();
         while let Some(()) = reports.recv().await {
             // Also bounds how often they are read while plugins come and go.
             tokio::time::sleep(limit::FILE_SETTLE).await;
             let directories = self.directories.clone();
             match tokio::task::spawn_blocking(move || adapters::files(&directories)).await {
-                Ok(found) => due = self.compare(&found, &due),
+                Ok(found) => {
+                    let now = valid(&found);
+                    self.apply(&now).await;
+                    due = self.compare(&found, &now, &due);
+                }
                 // The runtime ends.
                 Err(_) => return,
             }
         }
     }
 
-    /// Sets and clears the conditions of all files. Returns those that need a restart. `due`: which did before.
-    fn compare(&self, found: &[FileAdapter], due: &BTreeSet<String>) -> BTreeSet<String> {
+    /// Applies the files that changed, as far as they need no restart.
+    async fn apply(&mut self, now: &BTreeMap<String, Adapter>) {
+        for (source, adapter) in now {
+            let is_changed = self
+                .started
+                .get(source)
+                .is_some_and(|before| before != adapter);
+            if !is_changed {
+                continue;
+            }
+            match (self.update)(source.clone(), adapter.clone()).await {
+                Ok(true) => drop(self.started.insert(source.clone(), adapter.clone())),
+                Ok(false) => {}
+                // The condition that it needs a restart is true as well, and the next report tries again.
+                Err(problem) => {
+                    tracing::warn!(%source, %problem, "a changed adapter is not stored yet")
+                }
+            }
+        }
+    }
+
+    /// Sets and clears the conditions of all files. Returns those that need a restart. `now`: those of `found` that are valid; `due`: which
+    /// needed one before.
+    fn compare(
+        &self,
+        found: &[FileAdapter],
+        now: &BTreeMap<String, Adapter>,
+        due: &BTreeSet<String>,
+    ) -> BTreeSet<String> {
         let refused: BTreeMap<_, _> = found
             .iter()
             .filter_map(|file| Some((file.source.as_str(), file.refused()?)))
@@ -132,7 +177,6 @@ impl AdapterFiles {
             .retain(ProblemCode::AdapterInvalid, |subject| {
                 refused.contains_key(subject)
             });
-        let now = valid(found);
         // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
         let mut sources: BTreeSet<_> = self.started.keys().chain(now.keys()).collect();
         sources.retain(|source| {
@@ -188,9 +232,22 @@ mod tests {
         ];
         let (mut states, conditions) = (changes.listen(), Conditions::new(changes));
         let started = valid(&adapters::files(&directories));
+        let (updates, mut updated) = mpsc::channel(1);
+        let update: UpdateAdapter = Box::new(move |source, adapter| {
+            let updates = updates.clone();
+            async move {
+                let is_live = adapter.driver.as_str() == "a.example.com";
+                if is_live {
+                    updates.send((source, adapter)).await.unwrap();
+                }
+                Ok(is_live)
+            }
+            .boxed()
+        });
         AdapterFiles {
             directories,
             started,
+            update,
             conditions: conditions.clone(),
         }
         .watch(&tasks);
@@ -218,6 +275,9 @@ mod tests {
             &format!("{VALID}# A comment is no change.\n"),
         );
         assert_eq!(next().await, ("over".to_owned(), String::new()));
+        write("a.adapter.yaml", &format!("{VALID}enabled: false\n"));
+        let (source, adapter) = updated.recv().await.unwrap();
+        assert!(source.ends_with("a.adapter.yaml") && !adapter.enabled);
         write(
             "b.adapter.yaml",
             &VALID.replace("DevicePluginAdapter", "DriverGrant"),

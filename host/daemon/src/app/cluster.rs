@@ -26,16 +26,18 @@ use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_kube::binding::{Binding, BindingParts, EarlyClaims};
-use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore, OnRefused};
+use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OfferedBefore};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
-use nodedock_kube::events::{self, Events};
+use nodedock_kube::events::{self, Events, OnRefused};
 use nodedock_kube::extended_resources::{ExtendedResources, LoadedSwitch, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
 use nodedock_kube::slices::former::{self, FormerNames};
-use nodedock_kube::slices::{self, DriverSnapshot, FailedDevices, SliceParts, SliceReport};
+use nodedock_kube::slices::{
+    self, DriverSnapshot, FailedDevices, SliceParts, SliceReport, SliceSettings,
+};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
@@ -54,6 +56,7 @@ struct SliceInputs {
 pub(super) struct Connected {
     config: KubernetesConfig,
     client: KubeClient,
+    slices: watch::Receiver<SliceSettings>,
     claims: ApiClaims,
     pools: NodePools,
 }
@@ -146,9 +149,11 @@ pub async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
 }
 
 impl Connected {
+    /// `slices`: what operators add to devices, as the config has it now.
     pub(super) fn new(
         config: KubernetesConfig,
         client: KubeClient,
+        slices: watch::Receiver<SliceSettings>,
         pools: NodePools,
         conditions: Conditions,
         tasks: Tasks,
@@ -157,6 +162,7 @@ impl Connected {
         Self {
             config,
             client,
+            slices,
             claims,
             pools,
         }
@@ -189,6 +195,7 @@ impl Connected {
             &parts.tasks,
             &self.client,
             conditions.clone(),
+            on_refused(events.clone()),
             limit::STATUSES_MAX,
         );
         let StoredOffers {
@@ -311,7 +318,7 @@ impl Connected {
                 parts.manager.records.clone(),
                 parts.manager.kubelet.clone(),
             ),
-            settings: self.config.slices.clone(),
+            settings: self.slices.clone(),
             failed: inputs.failed,
             extended_resources: inputs.extended_resources,
             conditions: parts.conditions.clone(),
@@ -339,9 +346,9 @@ impl Connected {
             node: self.config.node_name.clone(),
             claims: self.claims.clone(),
             drivers,
-            settings: self.config.slices.clone(),
+            settings: self.slices.clone(),
             early: Arc::new(early),
-            on_refused: Arc::new(move |refusal| events.refused(refusal)),
+            on_refused: on_refused(events),
             conditions: parts.conditions.clone(),
         };
         Binding::start(&parts.tasks, binding)
@@ -355,7 +362,6 @@ impl Connected {
         extended_resources: ExtendedResources,
         tasks: &Tasks,
     ) -> Result<Bridge> {
-        let on_refused: OnRefused = Arc::new(move |refusal| events.refused(refusal));
         let paths = parts.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
@@ -370,7 +376,7 @@ impl Connected {
             pools: self.pools.clone(),
             extended_resources,
             source: self.source(),
-            on_refused,
+            on_refused: on_refused(events),
             changes: parts.changes.clone(),
             conditions: parts.conditions.clone(),
             times: BridgeTimes::default(),
@@ -378,6 +384,11 @@ impl Connected {
         });
         bridge.context("offer drivers to the kubelet")
     }
+}
+
+/// Publishes what is refused as Events.
+fn on_refused(events: Events) -> OnRefused {
+    Arc::new(move |refusal| events.refused(refusal))
 }
 
 /// The claims that are prepared for the kubelet, as the reconcile and the early preparation need them.

@@ -395,6 +395,8 @@ impl LocalApi {
             &tasks,
             &self.client,
             parts.conditions.clone(),
+            // Only an API server that stores protobuf refuses one.
+            Arc::new(|_| {}),
             limit::STATUSES_MAX,
         );
         let reports = report_statuses(
@@ -417,7 +419,7 @@ impl LocalApi {
             names: self.pools.names.clone(),
             own_devices: parts.registry.own_devices.clone(),
             on_unhealthy: Arc::new(|_| {}),
-            settings: SliceSettings::default(),
+            settings: watch::channel(SliceSettings::default()).1,
             failed: watch::channel(slices::FailedDevices::default()).1,
             // There is no kubelet whose device manager could have them.
             extended_resources: ExtendedResources::fixed(Mechanism::Dra),

@@ -1,40 +1,54 @@
-//! Reads the config file again while the daemon runs: the trust in drivers takes effect at once, other changes set a condition.
+//! Reads the config file again while the daemon runs: the trust in drivers, which of them are recorded, rules of adapters, and what is
+//! added to devices in slices take effect at once; other changes set a condition.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
+use crate::config::adapters::CONFIG;
 use crate::config::{ConfigError, ConfigFile};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
-use nodedock_model::{Problem, ProblemCode, limit};
+use nodedock_core::adapters::Adapters;
+use nodedock_core::recording::Recordings;
+use nodedock_kube::slices::SliceSettings;
+use nodedock_model::{ObjectName, Problem, ProblemCode, limit};
 use nodedock_wasm::trust::Trust;
 
 pub(super) struct Reload {
     pub(super) path: PathBuf,
-    /// The file as it was at the start.
+    /// The file as it was at the start, with the adapters that are in effect.
     pub(super) started: ConfigFile,
-    pub(super) trust: Trust,
+    pub(super) live: LiveSettings,
     pub(super) conditions: Conditions,
+}
+
+/// The owners of what takes effect at once.
+pub(super) struct LiveSettings {
+    pub(super) trust: Trust,
+    pub(super) recordings: Recordings,
+    pub(super) adapters: Option<Adapters>,
+    /// What is added to devices, and the name of this Kubernetes node; `None`: it is none.
+    pub(super) slices: Option<(watch::Sender<SliceSettings>, ObjectName)>,
 }
 
 impl Reload {
     /// Reads the file at each report of its directory's watch, until that ends. Reports are periodical too, because keys are in files of
     /// their own, which may be anywhere.
-    pub(super) async fn run(self, mut reports: mpsc::Receiver<()>) {
+    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<()>) {
         while let Some(()) = reports.recv().await {
             settled(&self.path).await;
             let path = self.path.clone();
             match tokio::task::spawn_blocking(move || ConfigFile::read(&path)).await {
-                Ok(read) => self.apply(read),
+                Ok(read) => self.apply(read).await,
                 // The runtime ends.
                 Err(_) => return,
             }
         }
     }
 
-    fn apply(&self, read: Result<ConfigFile, ConfigError>) {
+    async fn apply(&mut self, read: Result<ConfigFile, ConfigError>) {
         let subject = self.path.display().to_string();
         let file = match read {
             Ok(file) => file,
@@ -48,6 +62,7 @@ impl Reload {
             }
         };
         self.conditions.clear(ProblemCode::ConfigRefused, &subject);
+        self.update_adapters(&file).await;
         match file.needs_restart(&self.started).as_slice() {
             [] => self
                 .conditions
@@ -63,9 +78,43 @@ impl Reload {
                 );
             }
         }
+        let recorded = file.recording.drivers.iter();
+        self.live
+            .recordings
+            .configure(recorded.map(ToString::to_string));
+        if let Some((slices, node)) = &self.live.slices {
+            let now = file.kubernetes.slice_settings(node);
+            let is_changed = slices.send_if_modified(|settings| {
+                let is_changed = *settings != now;
+                *settings = now;
+                is_changed
+            });
+            if is_changed {
+                tracing::info!("what is added to devices in slices changed");
+            }
+        }
         let mode = file.policy.mode().as_str();
-        if self.trust.replace(file.policy) {
+        if self.live.trust.replace(file.policy) {
             tracing::info!(mode, "the trust in driver files changed");
+        }
+    }
+
+    async fn update_adapters(&mut self, file: &ConfigFile) {
+        let Some(adapters) = &self.live.adapters else {
+            return;
+        };
+        for adapter in &file.device_plugin_adapters {
+            let mut known = self.started.device_plugin_adapters.iter_mut();
+            let known = known.find(|known| known.resource == adapter.resource);
+            let Some(known) = known.filter(|known| *known != adapter) else {
+                continue;
+            };
+            match adapters.update(CONFIG, adapter.clone()).await {
+                Ok(true) => known.clone_from(adapter),
+                Ok(false) => {}
+                // The next report tries again.
+                Err(problem) => tracing::warn!(%problem, "a changed adapter is not stored yet"),
+            }
         }
     }
 }
@@ -94,6 +143,60 @@ mod tests {
     use nodedock_base::tasks::Tasks;
     use nodedock_base::watched;
 
+    fn reload(path: &Path, conditions: Conditions) -> Reload {
+        let started = ConfigFile::read(path).unwrap();
+        Reload {
+            path: path.to_owned(),
+            live: LiveSettings {
+                trust: Trust::new(started.policy.clone()),
+                recordings: Recordings::default(),
+                adapters: None,
+                slices: None,
+            },
+            started,
+            conditions,
+        }
+    }
+
+    /// A change of what can take effect at once required a restart.
+    #[tokio::test]
+    async fn live_keys_apply_without_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nodedock.yaml");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        write("");
+        let conditions = Conditions::default();
+        let (slices, mut settings) = watch::channel(SliceSettings::default());
+        let rings = directory.path().join("recordings");
+        let recordings = Recordings::start(&rings, [], 1 << 16).unwrap();
+        let recorder = recordings.recorder("gpu.example.com");
+        let mut reload = reload(&path, conditions.clone());
+        reload.live.recordings = recordings;
+        reload.live.slices = Some((slices, ObjectName::new("node-1").unwrap()));
+        let text = "recording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 60, bindingConditions: [{driver: gpu.example.com, pool: node-1/p}]}\n";
+        write(text);
+        reload.apply(ConfigFile::read(&path)).await;
+        assert!(recorder.is_on());
+        let now = settings.borrow_and_update().clone();
+        assert_eq!(now.evict_after, Some(Duration::from_secs(60)));
+        let pool = now.binding[0].pool.as_ref().unwrap();
+        assert_eq!(pool.as_str(), "p", "a pool of this node");
+        reload.apply(ConfigFile::read(&path)).await;
+        assert!(!settings.has_changed().unwrap());
+        assert!(conditions.list().is_empty());
+
+        // A file that is not valid changes nothing.
+        write("recordings: {}\n");
+        reload.apply(ConfigFile::read(&path)).await;
+        assert!(recorder.is_on() && !settings.has_changed().unwrap());
+        write("kubernetes: {requestBurst: 5}\n");
+        reload.apply(ConfigFile::read(&path)).await;
+        assert!(!recorder.is_on() && settings.borrow().evict_after.is_none());
+        let condition = conditions.list().remove(0);
+        assert_eq!(condition.problem.code, "config-needs-restart");
+        assert!(condition.problem.message.starts_with("kubernetes changed"));
+    }
+
     /// A log that was written beside the config postponed the report for ever.
     #[tokio::test]
     async fn writes_beside_config_delay_no_reload() {
@@ -105,14 +208,7 @@ mod tests {
         let (path, mut states) = (directory.path().join("nodedock.yaml"), changes.listen());
         let conditions = Conditions::new(changes);
         std::fs::write(&path, "nodeName: a\n").unwrap();
-        let started = ConfigFile::read(&path).unwrap();
-        let trust = Trust::new(started.policy.clone());
-        let reload = Reload {
-            path: path.clone(),
-            started,
-            trust,
-            conditions,
-        };
+        let reload = reload(&path, conditions);
         let (sender, reports) = mpsc::channel(1);
         tasks.spawn_until_stopped("config", reload.run(reports));
         let watch = watched::changes(directory.path().to_owned(), tasks.clone(), sender);

@@ -12,6 +12,9 @@ use nodedock_core::adapters::{AdapterEntries, AdapterEntry};
 use nodedock_model::{Adapter, Problem, ProblemCode, limit};
 use nodedock_wasm::trust::open;
 
+/// The source of the adapters of the config.
+pub(crate) const CONFIG: &str = "the config";
+
 const SUFFIX: &str = ".adapter.yaml";
 
 /// Reads the entries: a bounded number with different resources and drivers.
@@ -99,7 +102,7 @@ pub(crate) fn entries_of(
             .iter()
             .map(|adapter| AdapterEntry {
                 adapter: adapter.clone(),
-                source: "the config".to_owned(),
+                source: CONFIG.to_owned(),
             })
             .collect(),
         is_incomplete: false,

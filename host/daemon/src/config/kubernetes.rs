@@ -162,19 +162,7 @@ pub(super) fn resolve(
         return Err(SettingsError::KubeletRoot(kubelet_root));
     }
     check_lengths(&kubelet_root)?;
-    // Rules are for many nodes, and name their pools without one; a pool of another node is none here.
-    let names = PoolNames {
-        node: node_name.clone(),
-    };
-    let (mut overhead, mut binding) =
-        (section.overhead.clone(), section.binding_conditions.clone());
-    let pools = overhead.iter_mut().map(|rule| &mut rule.pool);
-    let pools = pools.chain(binding.iter_mut().map(|rule| &mut rule.pool));
-    for pool in pools.flatten() {
-        if let Ok(own) = PoolName::new(names.local(pool.as_str())) {
-            *pool = own;
-        }
-    }
+    let slices = section.slice_settings(&node_name);
     let own_pod = flags
         .pod
         .map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod)))
@@ -186,19 +174,44 @@ pub(super) fn resolve(
         kubeconfig: flags.kubeconfig.or_else(|| section.kubeconfig.clone()),
         requests_per_second: section.requests_per_second.unwrap_or(limit::API_PER_SECOND),
         request_burst: section.request_burst.unwrap_or(limit::API_BURST),
-        slices: SliceSettings {
-            evict_after: section
-                .evict_unhealthy_after_seconds
-                .map(Duration::from_secs),
-            overhead,
-            binding,
-        },
+        slices,
         extended_resources: section.extended_resources.unwrap_or_default(),
         numa_node_form: match section.numa_node_list {
             Some(true) => NumaNodeForm::List,
             Some(false) | None => NumaNodeForm::Number,
         },
     }))
+}
+
+impl KubernetesSection {
+    /// Returns what operators add to the devices of this node.
+    pub fn slice_settings(&self, node: &ObjectName) -> SliceSettings {
+        // Rules are for many nodes, and name their pools without one; a pool of another node is none here.
+        let names = PoolNames { node: node.clone() };
+        let (mut overhead, mut binding) = (self.overhead.clone(), self.binding_conditions.clone());
+        let pools = overhead.iter_mut().map(|rule| &mut rule.pool);
+        let pools = pools.chain(binding.iter_mut().map(|rule| &mut rule.pool));
+        for pool in pools.flatten() {
+            if let Ok(own) = PoolName::new(names.local(pool.as_str())) {
+                *pool = own;
+            }
+        }
+        SliceSettings {
+            evict_after: self.evict_unhealthy_after_seconds.map(Duration::from_secs),
+            overhead,
+            binding,
+        }
+    }
+
+    /// Returns the keys that are read only when the daemon starts.
+    pub(super) fn read_at_start(&self) -> Self {
+        Self {
+            evict_unhealthy_after_seconds: None,
+            overhead: Vec::new(),
+            binding_conditions: Vec::new(),
+            ..self.clone()
+        }
+    }
 }
 
 fn own_pod(text: &str) -> Option<(ObjectName, ObjectName)> {

@@ -124,7 +124,7 @@ struct Scene {
     claims: Arc<FakeClaims>,
     api_claims: ApiClaims,
     drivers: watch::Sender<DriverSnapshot>,
-    settings: SliceSettings,
+    settings: watch::Sender<SliceSettings>,
     registry: Registry,
     refusals: Arc<Mutex<Vec<String>>>,
     allocations: AtomicU64,
@@ -159,10 +159,10 @@ impl Scene {
             claims: Arc::default(),
             api_claims,
             drivers: watch::Sender::new(serving()),
-            settings: SliceSettings {
+            settings: watch::Sender::new(SliceSettings {
                 binding: vec![rule],
                 ..SliceSettings::default()
-            },
+            }),
             registry,
             refusals: Arc::default(),
             allocations: AtomicU64::default(),
@@ -178,7 +178,7 @@ impl Scene {
             node: node(),
             claims: self.api_claims.clone(),
             drivers: self.drivers.subscribe(),
-            settings: self.settings.clone(),
+            settings: self.settings.subscribe(),
             early: self.claims.clone(),
             on_refused: Arc::new(move |refusal| {
                 let (claim, problem) = (&refusal.claim.name, refusal.problem);
@@ -427,7 +427,7 @@ async fn restart_releases_only_unneeded_early_claims() {
 async fn watch_opens_only_with_binding_conditions() {
     let scene = Scene::new().await;
     let plain = Scene {
-        settings: SliceSettings::default(),
+        settings: watch::Sender::default(),
         ..scene
     };
     plain.wait("a", "one", "gpu-0");

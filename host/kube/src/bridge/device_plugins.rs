@@ -9,7 +9,7 @@
 //! The kubelet allocates devices without naming the container. Each Allocate is a claim, named by its driver, resource and devices:
 //! `requested → prepared → in a pod → in no pod → released` (`allocate`, `claim`). An earlier claim with the requested devices serves again
 //! within a minute (containers of one pod) and while a pod uses it; otherwise it is unprepared first (`plan`). By the kubelet's list, a
-//! claim that no pod uses any more is released after a minute and two lists, and one that no pod ever used after five minutes (`unused`,
+//! claim that no pod uses any more is released after two lists without it, some seconds after its pod, and one that no list ever had after five minutes (`unused`,
 //! `in_use`). While the kubelet does not answer, or does not know its pods yet, nothing is released.
 //!
 //! A device in a claim that the kubelet's device manager did not make (a claim of the API server, a pod of the node API) is listed as

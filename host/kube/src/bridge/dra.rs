@@ -1,6 +1,6 @@
 //! DRA drivers of the kubelet: which drivers are offered, and the two sockets of each.
 //!
-//! A driver is `offered → asked → registered ⇄ refused`, from the first time that it serves until it has been gone for five seconds.
+//! A driver is `offered → asked → registered ⇄ refused`, from the first time that it serves until it has been gone for half a minute.
 //! After a start, drivers with stored names are offered before they are loaded; while the kubelet has prepared claims of a driver that
 //! is gone, its sockets stay, so that the kubelet can unprepare them (`offered`). Sockets that outlived the process before are adopted:
 //! for the kubelet nothing has changed. Without these, each process start has sockets of its own, and those of the one before are removed

@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 use wire::registration_client::RegistrationClient;
 
 use super::*;
+use crate::events::Refusal;
 use crate::extended_resources::Mechanism;
 use crate::pools::PoolNames;
 use nodedock_base::socket::connect;

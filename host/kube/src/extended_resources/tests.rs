@@ -138,7 +138,7 @@ impl Daemon {
             names: names(),
             own_devices: Arc::default(),
             on_unhealthy: Arc::new(|_| {}),
-            settings: SliceSettings::default(),
+            settings: watch::channel(SliceSettings::default()).1,
             extended_resources: handle.clone(),
             conditions: conditions.clone(),
             report: SliceReport::default(),

@@ -241,13 +241,19 @@ fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiE
     if !is_claim || !is_named || uid.is_empty() {
         return Err(odd("the answer is about another object"));
     }
-    let reserved_for = object
-        .data
-        .pointer("/status/reservedFor")
-        .cloned()
-        .unwrap_or_default();
+    let reserved_for = consumers_of(&object)?;
+    match uid == claim.uid.as_str() {
+        true => Ok(ClaimState::Present { reserved_for }),
+        false => Ok(ClaimState::Replaced { reserved_for }),
+    }
+}
+
+/// The consumers that a claim is reserved for.
+pub(crate) fn consumers_of(claim: &DynamicObject) -> Result<Vec<Consumer>, ApiError> {
+    let reserved_for = claim.data.pointer("/status/reservedFor").cloned();
     let reserved_for: Option<Vec<ResourceClaimConsumerReference>> =
-        serde_json::from_value(reserved_for).map_err(|error| odd(&error.to_string()))?;
+        serde_json::from_value(reserved_for.unwrap_or_default())
+            .map_err(|error| odd(&error.to_string()))?;
     let consumers = reserved_for.into_iter().flatten().map(|consumer| {
         Ok(Consumer {
             api_group: consumer.api_group.unwrap_or_default(),
@@ -256,13 +262,9 @@ fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiE
             uid: Uid::new(consumer.uid)?,
         })
     });
-    let reserved_for = consumers
+    consumers
         .collect::<Result<_, NameError>>()
-        .map_err(|error| odd(&error.to_string()))?;
-    match uid == claim.uid.as_str() {
-        true => Ok(ClaimState::Present { reserved_for }),
-        false => Ok(ClaimState::Replaced { reserved_for }),
-    }
+        .map_err(|error| odd(&error.to_string()))
 }
 
 fn odd(what: &str) -> ApiError {

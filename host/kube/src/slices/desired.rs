@@ -24,7 +24,7 @@ const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) struct DesiredState {
     names: PoolNames,
-    settings: SliceSettings,
+    settings: Arc<SliceSettings>,
     /// Those that count from the next update on.
     pub(super) mechanisms: Arc<Mechanisms>,
     /// Drivers that serve, or served and may come back.
@@ -45,6 +45,7 @@ struct Source {
     unhealthy: TaintedDevices,
     failed: BTreeSet<(PoolName, DeviceName)>,
     mechanisms: Arc<Mechanisms>,
+    settings: Arc<SliceSettings>,
 }
 
 #[derive(Default)]
@@ -63,13 +64,20 @@ impl DesiredState {
         let (withdrawn, failed, new_unhealthy, mechanisms) = Default::default();
         Self {
             names,
-            settings,
+            settings: Arc::new(settings),
             mechanisms,
             drivers,
             gone_since,
             withdrawn,
             failed,
             new_unhealthy,
+        }
+    }
+
+    /// Takes what the operator adds to devices from the next update on.
+    pub(super) fn set_settings(&mut self, settings: &SliceSettings) {
+        if *self.settings != *settings {
+            self.settings = Arc::new(settings.clone());
         }
     }
 
@@ -188,11 +196,8 @@ impl DesiredState {
         now: Instant,
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
-        let evict_after = self.settings.evict_after;
-        let state = self
-            .drivers
-            .entry(driver.clone())
-            .or_insert_with(|| DriverState::new(evict_after));
+        let state = self.drivers.entry(driver.clone()).or_default();
+        state.unhealthy.set_evict_after(self.settings.evict_after);
         let new = state
             .unhealthy
             .update(now, &published.health, &tainted)
@@ -212,13 +217,14 @@ impl DesiredState {
                 .map(|(_, pool, device)| (pool.clone(), device.clone()))
                 .collect(),
             mechanisms: self.mechanisms.clone(),
+            settings: self.settings.clone(),
         };
         if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
             state.derive_pools(
                 &self.names,
                 &source,
                 |name, pool| pools::offered(driver, name, pool, &source.mechanisms),
-                |pool| self.settings.of_pool(driver, pool),
+                |pool| source.settings.of_pool(driver, pool),
             );
             state.source = Some(source);
         }
@@ -284,18 +290,12 @@ impl Source {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.published, &other.published)
             && Arc::ptr_eq(&self.mechanisms, &other.mechanisms)
+            && Arc::ptr_eq(&self.settings, &other.settings)
             && (&self.unhealthy, &self.failed) == (&other.unhealthy, &other.failed)
     }
 }
 
 impl DriverState {
-    fn new(evict_after: Option<Duration>) -> Self {
-        Self {
-            unhealthy: UnhealthyDevices::new(evict_after),
-            ..Self::default()
-        }
-    }
-
     fn derive_pools<'a>(
         &mut self,
         names: &PoolNames,

@@ -78,11 +78,17 @@ struct Illness {
 }
 
 impl UnhealthyDevices {
-    pub(super) fn new(evict_after: Option<Duration>) -> Self {
+    #[cfg(test)]
+    fn new(evict_after: Option<Duration>) -> Self {
         Self {
             devices: BTreeMap::new(),
             evict_after,
         }
+    }
+
+    /// Sets the time for which a device has to be unhealthy until its pods are evicted, from the next update on.
+    pub(super) fn set_evict_after(&mut self, evict_after: Option<Duration>) {
+        self.evict_after = evict_after;
     }
 
     /// Takes the driver's current report, and the taints in observed slices. Returns the devices that became unhealthy, and why.

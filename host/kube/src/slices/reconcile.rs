@@ -57,10 +57,11 @@ struct PoolState {
 
 impl Reconciler {
     pub(super) async fn run(parts: SliceParts, mut events: SliceEvents) {
+        let settings = parts.settings.borrow().clone();
         let mut reconciler = Self {
             api: SliceApi(parts.kube.clone()),
             node: parts.node.watch(),
-            desired: DesiredState::new(parts.names.clone(), parts.settings.clone()),
+            desired: DesiredState::new(parts.names.clone(), settings),
             parts,
             store: SliceStore::new(),
             snapshot: DriverSnapshot::default(),
@@ -80,6 +81,7 @@ impl Reconciler {
                 },
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.parts.failed.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = reconciler.parts.settings.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
                 Ok(()) = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
@@ -227,6 +229,8 @@ impl Reconciler {
         self.snapshot = snapshot.clone();
         self.report_own_devices();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
+        self.desired
+            .set_settings(&self.parts.settings.borrow_and_update());
         // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
         self.desired.mechanisms = self.parts.extended_resources.mechanisms();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));

@@ -1,10 +1,10 @@
 use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, Seen, When};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Duration;
 
 use super::super::client::tests::over;
 use super::*;
-use crate::events::KUBE_FORBIDDEN_PAUSE;
 use nodedock_model::{
     Condition, DeviceName, DeviceStatus, ObjectRef, PoolName, ProblemCode, ReportedDevice,
 };
@@ -12,6 +12,7 @@ use nodedock_model::{
 struct Cluster {
     server: Arc<ApiServer>,
     conditions: Conditions,
+    refusals: Arc<Mutex<Vec<String>>>,
     writer: Statuses,
     tasks: Tasks,
     claim: ObjectRef,
@@ -22,15 +23,25 @@ impl Cluster {
         let server = Arc::new(ApiServer::start().await);
         let uid = server.allocate_claim(claim);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
+        let refusals = Arc::<Mutex<Vec<String>>>::default();
+        let refused = refusals.clone();
+        let on_refused: OnRefused = Arc::new(move |refusal| {
+            let pods = refusal.consumers.iter().map(|pod| pod.name.as_str());
+            let pods = pods.collect::<Vec<_>>().join(" ");
+            let Refusal { action, claim, .. } = refusal;
+            refused.lock().push(format!("{action} {claim} of {pods}"));
+        });
         let writer = Statuses::start(
             &tasks,
             &over(&server),
             conditions.clone(),
+            on_refused,
             limit::STATUSES_MAX,
         );
         Self {
             server,
             conditions,
+            refusals,
             writer,
             tasks,
             claim: ObjectRef::new("default", "one", &uid).unwrap(),
@@ -175,6 +186,7 @@ async fn unchanged_status_is_not_rewritten() {
         &cluster.tasks,
         &over(&cluster.server),
         Conditions::default(),
+        Arc::new(|_| {}),
         limit::STATUSES_MAX,
     );
     restarted.set(reported(&cluster.claim, &[(GPU, &["New"])]));
@@ -200,6 +212,7 @@ async fn driver_changes_only_its_own_entries() {
         &tasks,
         &over(&cluster.server),
         Conditions::default(),
+        Arc::new(|_| {}),
         limit::STATUSES_MAX,
     );
     restarted.set(reported(&cluster.claim, &[(NIC, &["C"])]));
@@ -237,12 +250,17 @@ async fn conflict_is_read_again() {
 /// whose JSON has spaces.
 #[tokio::test(start_paused = true)]
 async fn spaced_parameters_set_a_condition() {
-    let cluster = Cluster::new(allocated().with_spaced_parameters()).await;
+    let claim = allocated()
+        .reserved_for("waits", "pod-uid")
+        .with_spaced_parameters();
+    let cluster = Cluster::new(claim).await;
     cluster.report(&[(GPU, &["New"])]);
     assert_eq!(
         (cluster.written().await.len(), cluster.counts()),
-        (2, [0, 0, 1, 0])
+        (3, [0, 0, 1, 0]),
+        "the last read has its pods"
     );
+    assert_eq!(*cluster.refusals.lock(), ["Report default/one of waits"]);
     let condition = cluster.conditions.list().remove(0);
     assert_eq!(
         (condition.subject.as_str(), condition.problem.code.as_str()),
@@ -265,6 +283,7 @@ async fn permanent_refusal_is_not_retried() {
         (2, [0, 0, 1, 0])
     );
     assert_eq!(cluster.codes(), [""; 0]);
+    assert!(cluster.refusals.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,12 +333,15 @@ fn of_claims(claims: &[(&str, &str)]) -> Reported {
 
 async fn writer() -> Writer {
     let server = Arc::new(ApiServer::start().await);
-    Writer::new(
-        over(&server),
-        Arc::default(),
-        Conditions::default(),
-        limit::STATUSES_MAX,
-    )
+    Writer {
+        client: over(&server),
+        counts: Arc::default(),
+        conditions: Conditions::default(),
+        on_refused: Arc::new(|_| {}),
+        max: limit::STATUSES_MAX,
+        parts: BTreeMap::new(),
+        held_back: BTreeMap::new(),
+    }
 }
 
 #[tokio::test]

@@ -27,6 +27,7 @@ use super::retries::Retries;
 use super::source::{ClaimSource, check_bounds};
 use super::unprepare::Unprepares;
 use crate::cdi;
+use crate::driver::NodeFacts;
 use crate::manager::claims::handles::Handles;
 use crate::manager::request::{complete, interrupted};
 use crate::records::RecordStore;
@@ -62,8 +63,8 @@ pub struct KubeletClaims {
     unprepares: Arc<Unprepares>,
     retries: Arc<Retries>,
     source: Arc<dyn ClaimSource>,
-    /// The node's name, which a claim's allocation must fit.
-    node: String,
+    /// A claim's allocation must fit the node's name.
+    node: NodeFacts,
     tasks: Tasks,
     metrics: Arc<ClaimMetrics>,
     /// One request at a time for a driver's part of a claim.
@@ -77,7 +78,7 @@ impl KubeletClaims {
         prepares: Arc<Prepares>,
         unprepares: Arc<Unprepares>,
         source: Arc<dyn ClaimSource>,
-        node: String,
+        node: NodeFacts,
     ) -> Self {
         Self {
             records: handles.records.clone(),
@@ -198,7 +199,7 @@ impl KubeletClaims {
             }
         };
         check_bounds(&claim)?;
-        let allocation = machine::admit_for_kubelet(&claim, &self.node)?;
+        let allocation = machine::admit_for_kubelet(&claim, &self.node.name)?;
         if !allocation.has_driver(driver) {
             return Ok(PreparedForKubelet::default());
         }
@@ -329,6 +330,21 @@ impl KubeletClaims {
         table
             .claims()
             .filter_map(|record| kubelet_claim(record, &requests))
+            .collect()
+    }
+
+    /// Claims of the API server of which a kubelet holds a driver's part since an earlier boot, and has not had it prepared in this one.
+    pub fn held_since_earlier_boot(&self, driver: &DriverName) -> Vec<Arc<ClaimRecord>> {
+        let is_held = |record: &&Arc<ClaimRecord>| {
+            let is_of_api = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
+            let part = record.drivers.get(driver).filter(|part| part.kubelet);
+            is_of_api && part.is_some_and(|part| part.stale || record.boot_id != self.node.boot_id)
+        };
+        let table = self.records.table();
+        table
+            .claims_of_driver(driver)
+            .filter(is_held)
+            .cloned()
             .collect()
     }
 

@@ -15,12 +15,12 @@ use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::{DeviceClaim, DeviceIds};
 use crate::bridge::plugin_claim::{self, Ids};
-use crate::bridge::{Context, convert};
+use crate::bridge::{Context, Patience, convert};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
     ContainerAllocation, DriverKind, DriverName, ObjectRef, PreparedForKubelet, Problem,
-    ProblemCode, ProblemKind, Uid, limit,
+    ProblemCode, ProblemKind, Uid,
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
@@ -87,7 +87,7 @@ impl Allocate {
         let is_unavailable = first
             .as_ref()
             .is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
-        if is_unavailable && !did_serve && context.serves_within(driver, limit::DRIVER_WAIT).await {
+        if is_unavailable && !did_serve && context.serves_within(driver, Patience::MAX).await {
             return self.attempt().await;
         }
         first

@@ -14,7 +14,7 @@ use crate::bridge::claims::DeviceClaim;
 use crate::bridge::convert::PodDevices;
 use crate::bridge::device_plugins::IN_USE_DEADLINE;
 use crate::bridge::plugin_claim;
-use crate::bridge::{Context, convert};
+use crate::bridge::{BridgeTimes, Context, convert};
 use nodedock_base::backoff::spread;
 use nodedock_base::clock::now_ms;
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
@@ -125,21 +125,38 @@ impl UnusedClaims {
 
     /// Calls the kubelet only while there are claims for devices.
     pub(super) async fn run(mut self) {
+        let context = self.context.clone();
+        let allocations = &context.allocations;
         loop {
-            let claims = self.context.device_claims();
-            self.context.forget_all_but(&claims, Instant::now());
+            // The calls first: one that ends meanwhile has made its claim.
+            let is_allocating = !allocations.devices_under_way().is_empty();
+            let claims = context.device_claims();
+            context.forget_all_but(&claims, Instant::now());
             if claims.is_empty() {
                 self.usage.reset();
                 self.set_listed(Ok(()));
-                self.context.allocations.begun.notified().await;
             } else {
                 self.round(&claims).await;
             }
-            tokio::time::sleep(spread(
-                self.context.parts.times.in_use_period,
-                now_ms() % 1000 * 7919,
-            ))
-            .await;
+            let BridgeTimes {
+                in_use_period,
+                in_use_pace,
+                ..
+            } = context.parts.times;
+            if claims.is_empty() && !is_allocating {
+                allocations.begun.notified().await;
+            } else {
+                let next = match claims.is_empty() {
+                    true => in_use_pace.min(in_use_period),
+                    false => self.usage.next_list(Instant::now()),
+                };
+                tokio::select! {
+                    // A pod may end before the next list.
+                    () = allocations.begun.notified() => {}
+                    () = tokio::time::sleep(spread(next, now_ms() % 1000 * 7919)) => continue,
+                }
+            }
+            tokio::time::sleep(in_use_pace.min(in_use_period)).await;
         }
     }
 

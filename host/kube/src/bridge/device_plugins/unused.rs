@@ -1,11 +1,14 @@
 //! Release of claims for devices that a kubelet allocated. A kubelet does not report that a pod ends, so the end is concluded from its
 //! lists of the devices that pods use. Pure.
 //!
-//! Such a list (`v1.PodResourcesLister/List`) has the devices of containers and sidecars of pods that have not ended. It never has those of
-//! init containers: devices that no other container of their pod uses are released five minutes after they were allocated, even if the init
-//! container still runs. A later Allocate takes them again at any time.
+//! Such a list (`v1.PodResourcesLister/List`) has the devices of containers and sidecars of pods that have not ended: those that a list
+//! had once stay in it until their pod ends, and two lists without them are its end. It never has those of init containers: devices that no
+//! list had are released five minutes after they were allocated, even if the init container still runs. A later Allocate takes them again
+//! at any time. So that short pods are seen, the kubelet is called more often in the first seconds of a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use crate::bridge::BridgeTimes;
@@ -14,6 +17,9 @@ use nodedock_model::Uid;
 
 /// Number of lists without a use of a claim's devices before they are released, regardless of the time that has passed.
 const UNUSED_LOOKS: u32 = 2;
+
+/// Time after the request for a claim in which a list is expected to have its devices: a kubelet lists them once their pod is admitted.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct Usage {
@@ -69,6 +75,19 @@ impl ClaimUsage {
         unused
     }
 
+    /// Returns the time from `now` to the next list: short while one more decides about a claim, or while a new claim has been in none.
+    pub(super) fn next_list(&self, now: Instant) -> Duration {
+        let is_close = |((_, requested), usage): (&(Uid, Instant), &Usage)| {
+            // A driver that does not unprepare is called at the period.
+            let is_ending = usage.absent.is_some_and(|(_, looks)| looks <= UNUSED_LOOKS);
+            (usage.seen && is_ending) || (!usage.seen && now < *requested + EXPECTED_WITHIN)
+        };
+        match self.claims.iter().any(is_close) {
+            true => self.times.in_use_period.min(self.times.in_use_pace),
+            false => self.times.in_use_period,
+        }
+    }
+
     /// The lists are another kubelet's, which may not know its pods yet: earlier ones count no more.
     pub(super) fn reset(&mut self) {
         self.claims.clear();
@@ -112,22 +131,10 @@ mod tests {
     #[test]
     fn unused_claims_are_released_after_delay() {
         let (yes, no) = (true, false);
-        assert_eq!(history(&[(0, yes), (30, no), (60, no), (90, no)]), Some(90));
+        assert_eq!(history(&[(0, yes), (30, no), (31, no)]), Some(31));
         assert_eq!(
-            history(&[
-                (0, yes),
-                (30, no),
-                (60, yes),
-                (90, no),
-                (120, no),
-                (151, no)
-            ]),
-            Some(151)
-        );
-        assert_eq!(
-            history(&[(0, yes), (30, no), (500, no)]),
-            Some(500),
-            "two looks are enough if time has passed"
+            history(&[(0, yes), (30, no), (31, yes), (90, no), (92, no)]),
+            Some(92)
         );
         assert_eq!(history(&[(0, yes), (500, no)]), None, "one look is not");
         assert_eq!(
@@ -144,7 +151,7 @@ mod tests {
         usage.observe(&[claim(start)], |_| false, at(30));
         assert!(
             usage
-                .observe(&[claim(at(31))], |_| false, at(95))
+                .observe(&[claim(at(31))], |_| false, at(40))
                 .is_empty()
         );
         usage.observe(&[claim(at(31))], |_| true, at(100));
@@ -165,6 +172,32 @@ mod tests {
         assert!(usage.claims.is_empty());
     }
 
+    #[test]
+    fn lists_are_close_around_claim_changes() {
+        let (start, mut usage) = (Instant::now(), ClaimUsage::new(BridgeTimes::default()));
+        let at = |second| start + Duration::from_secs(second);
+        let BridgeTimes {
+            in_use_period: period,
+            in_use_pace: pace,
+            ..
+        } = BridgeTimes::default();
+        let mut next = |second, used: bool| {
+            usage.observe(&[claim(start)], |_| used, at(second));
+            usage.next_list(at(second))
+        };
+        assert_eq!(next(0, false), pace, "a pod that is admitted");
+        assert_eq!(next(11, false), period, "of an init container");
+        assert_eq!(next(20, true), period);
+        assert_eq!(next(25, false), pace, "a pod that ended");
+        assert_eq!(next(26, false), pace);
+        assert_eq!(next(27, false), period, "its driver does not unprepare");
+        assert_eq!(next(32, true), period);
+        assert_eq!(
+            ClaimUsage::new(BridgeTimes::default()).next_list(start),
+            period
+        );
+    }
+
     proptest! {
         #[test]
         fn recently_used_claims_are_not_released(
@@ -182,7 +215,7 @@ mod tests {
                 if !over.is_empty() {
                     prop_assert!(!used && absent_looks >= 2);
                     let idle = second - used_at.unwrap_or(0);
-                    let wait = if used_at.is_some() { 60 } else { 300 };
+                    let wait = if used_at.is_some() { 1 } else { 300 };
                     prop_assert!(idle >= wait);
                 }
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodedock_proto::kubelet::dra::v1::Claim;
 
-use nodedock_model::limit::DRIVER_WAIT;
+use crate::bridge::Patience;
 use nodedock_model::{ObjectRef, Problem, ProblemCode};
 
 /// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and
@@ -29,11 +29,17 @@ pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, P
     by_uid
 }
 
-/// Returns the time for which a call waits for a driver that still loads: half of the time that the caller gives in the header
-/// `grpc-timeout`, and at most the limit.
-pub(super) fn patience(timeout: Option<&str>) -> Duration {
+/// Returns the time for which a call waits for a driver: half of the time that the caller gives in the header `grpc-timeout`, or two thirds
+/// for one that may return, and at most the limits. An unprepare waits for none that is gone: the kubelet retries it after some seconds.
+pub(super) fn patience(timeout: Option<&str>, is_prepare: bool) -> Patience {
     let given = timeout.and_then(grpc_timeout).unwrap_or(Duration::MAX);
-    (given / 2).min(DRIVER_WAIT)
+    Patience {
+        loading: (given / 2).min(Patience::MAX.loading),
+        returning: match is_prepare {
+            true => (given / 3).saturating_mul(2).min(Patience::MAX.returning),
+            false => Duration::ZERO,
+        },
+    }
 }
 
 /// Parses a timeout of at most eight digits and a unit (gRPC over HTTP/2). Returns None for any other text.
@@ -110,22 +116,29 @@ mod tests {
 
     #[test]
     fn caller_timeout_bounds_driver_wait() {
+        let of = |loading: u64, returning: u64| Patience {
+            loading: Duration::from_millis(loading),
+            returning: Duration::from_millis(returning),
+        };
         for (header, expected) in [
-            (None, DRIVER_WAIT),
-            (Some("45S"), DRIVER_WAIT),
-            (Some("44999999u"), DRIVER_WAIT),
-            (Some("5S"), Duration::from_millis(2500)),
-            (Some("800m"), Duration::from_millis(400)),
-            (Some("1000n"), Duration::from_nanos(500)),
-            (Some("99999999H"), DRIVER_WAIT),
-            (Some("1M"), DRIVER_WAIT),
-            (Some("999999999S"), DRIVER_WAIT),
-            (Some("-1S"), DRIVER_WAIT),
-            (Some("S"), DRIVER_WAIT),
-            (Some("5é"), DRIVER_WAIT),
-            (Some(""), DRIVER_WAIT),
+            (None, Patience::MAX),
+            (Some("45S"), Patience::MAX),
+            (Some("6S"), of(3000, 4000)),
+            (Some("30S"), of(10_000, 20_000)),
+            (Some("900m"), of(450, 600)),
+            (Some("6000000n"), of(3, 4)),
+            (Some("99999999H"), Patience::MAX),
+            (Some("1M"), Patience::MAX),
+            (Some("999999999S"), Patience::MAX),
+            (Some("-1S"), Patience::MAX),
+            (Some("S"), Patience::MAX),
+            (Some("5é"), Patience::MAX),
+            (Some(""), Patience::MAX),
         ] {
-            assert_eq!(patience(header), expected, "{header:?}");
+            assert_eq!(patience(header, true), expected, "{header:?}");
+            let unprepare = patience(header, false);
+            assert_eq!(unprepare.loading, expected.loading, "{header:?}");
+            assert_eq!(unprepare.returning, Duration::ZERO, "{header:?}");
         }
     }
 }

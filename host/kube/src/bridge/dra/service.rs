@@ -5,7 +5,6 @@
 //! dropped, or when the kubelet calls again meanwhile.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
@@ -13,6 +12,7 @@ use nodedock_proto::prost::Message;
 use tonic::{Code, Request, Response, Status};
 
 use super::{OfferedDriver, request};
+use crate::bridge::Patience;
 use crate::bridge::convert::{self, Outcomes, transcode};
 use crate::bridge::metrics::Method;
 use nodedock_base::grpc::begin;
@@ -81,8 +81,7 @@ dra_version!(v1beta1);
 struct Call {
     method: Method,
     request_id: Arc<str>,
-    /// Time for which the call waits for a driver that still loads.
-    patience: Duration,
+    patience: Patience,
 }
 
 impl OfferedDriver {
@@ -97,7 +96,7 @@ impl OfferedDriver {
             .metadata()
             .get("grpc-timeout")
             .and_then(|value| value.to_str().ok());
-        let patience = request::patience(timeout);
+        let patience = request::patience(timeout, method.is_prepare);
         let call = Call {
             method,
             request_id: begin(method.path, &request),

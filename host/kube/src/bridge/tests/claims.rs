@@ -290,6 +290,50 @@ async fn only_unprepared_claims_wait_for_driver() {
 }
 
 #[tokio::test]
+async fn prepare_waits_for_returning_driver() {
+    let node = Node::new();
+    for (name, device) in [("one", "a"), ("two", "b")] {
+        node.source.put(name, "pool", device);
+    }
+    node.serve(GPU);
+    let parts = node.parts();
+    let times = BridgeTimes {
+        gone: PATIENCE,
+        ..parts.times
+    };
+    let running = Running::start(BridgeParts { times, ..parts });
+    running.open(GPU).await;
+    let mut client = V1::new(connect(&node.service(GPU)).await.unwrap());
+    soon(prepare(&client, claims(&["two"]))).await.unwrap();
+
+    node.remove(GPU);
+    let waiting = tokio::spawn(prepare(&client, claims(&["one"])));
+    let unprepare = v1::NodeUnprepareResourcesRequest {
+        claims: claims(&["two"]),
+    };
+    let answers = soon(client.node_unprepare_resources(unprepare)).await;
+    let answers = answers.unwrap().into_inner().into_claims();
+    assert!(
+        answers["uid-two"].error.ends_with("(driver-unknown)"),
+        "it is retried: {answers:?}"
+    );
+    let mut request = Request::new(v1::NodePrepareResourcesRequest {
+        claims: claims(&["one"]),
+    });
+    request.set_timeout(Duration::from_secs(1));
+    let answers = client.node_prepare_resources(request).await.unwrap();
+    let answers = answers.into_inner().into_claims();
+    assert!(
+        answers["uid-one"].error.ends_with("(driver-unknown)"),
+        "two thirds of the time are over: {answers:?}"
+    );
+    assert!(!waiting.is_finished());
+    node.serve(GPU);
+    assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-one"].error, "");
+    running.drain().await;
+}
+
+#[tokio::test]
 async fn blocked_unprepare_is_reported_once() {
     let (node, running, mut client) = offered().await;
     soon(prepare(&client, claims(&["one", "two"])))

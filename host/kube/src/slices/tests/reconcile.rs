@@ -88,6 +88,7 @@ pub(super) struct Daemon {
     /// Messages of devices that became unhealthy.
     pub(super) unhealthy: Arc<Mutex<Vec<String>>>,
     pub(super) failed: watch::Sender<FailedDevices>,
+    pub(super) settings: watch::Sender<SliceSettings>,
     own_devices: Arc<OwnDevices>,
     tasks: Tasks,
 }
@@ -140,6 +141,10 @@ impl Daemon {
         let unhealthy = Arc::<Mutex<Vec<String>>>::default();
         let messages = unhealthy.clone();
         let own_devices = Arc::<OwnDevices>::default();
+        let settings = watch::Sender::new(SliceSettings {
+            evict_after,
+            ..SliceSettings::default()
+        });
         let events = watch_slices(&kube, &node_name);
         let parts = SliceParts {
             turns: Arc::new(Semaphore::new(1)),
@@ -151,10 +156,7 @@ impl Daemon {
             },
             own_devices: own_devices.clone(),
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
-            settings: SliceSettings {
-                evict_after,
-                ..SliceSettings::default()
-            },
+            settings: settings.subscribe(),
             failed: failed.subscribe(),
             extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             conditions: conditions.clone(),
@@ -169,6 +171,7 @@ impl Daemon {
             report,
             unhealthy,
             failed,
+            settings,
             own_devices,
             tasks,
         }

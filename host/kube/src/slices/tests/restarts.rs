@@ -11,8 +11,9 @@ use super::reconcile::{
 };
 use super::*;
 use crate::facts::NODE_READ_MAX;
+use crate::slices::BindingRule;
 use crate::slices::health::SLICE_TAINT_HOLD;
-use nodedock_model::{AttributeValue, CounterSet, ProblemCode, QualifiedName};
+use nodedock_model::{AttributeValue, BindingConditions, CounterSet, ProblemCode, QualifiedName};
 use nodedock_stand_ins::api_server::{Fault, When};
 
 /// Value and time of each taint.
@@ -206,6 +207,53 @@ async fn eviction_continues_after_restart() {
     let _daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);
     pass(5).await;
     assert_eq!(effects(), ["NoExecute"]);
+}
+
+/// A change of the config was seen at the next start alone.
+#[tokio::test(start_paused = true)]
+async fn changed_settings_apply_to_written_slices() {
+    let server = server().await;
+    let effects = || -> Vec<Value> {
+        let slices = server.list("resourceslices");
+        let devices = slices
+            .iter()
+            .flat_map(|slice| slice["spec"]["devices"].as_array().cloned());
+        let taints = devices
+            .flatten()
+            .flat_map(|device| device["taints"].as_array().cloned());
+        taints
+            .flatten()
+            .map(|taint| taint["effect"].clone())
+            .collect()
+    };
+    let daemon = Daemon::start(&server, serving(GPU, unhealthy()));
+    pass(100).await;
+    assert_eq!(effects(), ["NoSchedule"]);
+    daemon
+        .settings
+        .send_modify(|settings| settings.evict_after = Some(Duration::from_secs(60)));
+    pass(3).await;
+    assert_eq!(effects(), ["NoExecute"], "it has been unhealthy for longer");
+    daemon
+        .settings
+        .send_modify(|settings| settings.evict_after = None);
+    pass(3).await;
+    assert_eq!(effects(), ["NoSchedule"]);
+    let rule = BindingRule {
+        driver: driver(GPU),
+        pool: None,
+        conditions: BindingConditions {
+            conditions: vec!["example.com/ready".to_owned()],
+            ..BindingConditions::default()
+        },
+    };
+    daemon
+        .settings
+        .send_modify(|settings| settings.binding = vec![rule]);
+    pass(3).await;
+    let device = &server.list("resourceslices")[0]["spec"]["devices"][0];
+    assert_eq!(device["bindingConditions"], json!(["example.com/ready"]));
+    daemon.stop().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -519,8 +519,15 @@ async fn reboot_causes_one_driver_call() {
     let one = claim("one", &["gpu/0"], &[&a]);
     for (boot, calls) in [("boot-1", 1), ("boot-1", 1), ("boot-2", 2), ("boot-2", 2)] {
         let daemon = start_in(boot, &home, &[&gpu], &[&one]);
+        let since_earlier = || {
+            let kubelet = &daemon.manager.kubelet;
+            kubelet.held_since_earlier_boot(&gpu.name).len()
+        };
+        let is_first = usize::from(gpu.counts() == (1, 0) && boot == "boot-2");
+        assert_eq!(since_earlier(), is_first, "in {boot}");
         assert_eq!(code(daemon.kubelet_prepare(&gpu.name, &one).await), "done");
         assert_eq!(gpu.counts(), (calls, 0), "in {boot}");
+        assert_eq!(since_earlier(), 0, "in {boot}");
         daemon.stop().await;
     }
     let daemon = start_in("boot-3", &home, &[&gpu], &[]);
