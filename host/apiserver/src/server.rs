@@ -166,6 +166,9 @@ impl Server {
         let Some(namespaces) = resources::resource("namespaces") else {
             return Ok(());
         };
+        if self.snapshot().object(namespaces, "", name).is_some() {
+            return Ok(());
+        }
         let decided = self.decide(false, |draft| {
             if draft.next.object(namespaces, "", name).is_none() {
                 draft.store(namespaces, namespace_object(name));
@@ -246,9 +249,8 @@ impl Server {
         };
         let decided = decide(&mut draft);
         let is_stored = decided.is_ok() && !dry_run && !draft.changes.is_empty();
-        let end = self.shared.stage(&head, is_stored.then_some(draft));
-        drop(turn);
-        let Some(mut end) = end? else {
+        let end = self.shared.stage(&head, is_stored.then_some(draft), turn)?;
+        let Some(mut end) = end else {
             return Ok(decided);
         };
         let ended = end.wait_for(Option::is_some).await;

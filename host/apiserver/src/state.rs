@@ -393,21 +393,27 @@ impl Commit {
     /// Commits its writes, and those that were decided meanwhile.
     async fn run(mut self) {
         while !self.writes.is_empty() {
-            let number = if self.one_by_one {
-                1
-            } else {
-                self.writes.len()
-            };
-            let writes = self.writes.iter().take(number);
-            let changes = writes.flat_map(|write| write.draft.to_store()).collect();
-            let storage = Arc::clone(&self.store.storage);
-            let stored = storage.commit(changes).await;
-            if stored.is_err() && number > 1 {
-                self.one_by_one = true;
-                continue;
-            }
+            self = self.once().await;
+        }
+    }
+
+    /// Commits its writes, or the first of them. Returns what is left, and what was decided meanwhile.
+    async fn once(mut self) -> Self {
+        let number = if self.one_by_one {
+            1
+        } else {
+            self.writes.len()
+        };
+        let writes = self.writes.iter().take(number);
+        let changes = writes.flat_map(|write| write.draft.to_store()).collect();
+        let storage = Arc::clone(&self.store.storage);
+        let stored = storage.commit(changes).await;
+        if stored.is_err() && number > 1 {
+            self.one_by_one = true;
+        } else {
             self.end(number, stored);
         }
+        self
     }
 
     /// Shows the first writes to readers if they are stored, and then ends them. Continues with those that were decided meanwhile.
@@ -545,7 +551,8 @@ impl ObjectStore {
         }
     }
 
-    /// Takes the changes of a decision, if it has any, into the next commit. Returns the commit after which the decision holds; `None`: it holds now.
+    /// Takes the changes of a decision, if it has any, into the next commit, and ends its turn: other writes are decided during the commit. Returns the
+    /// commit after which the decision holds; `None`: it holds now.
     ///
     /// # Errors
     ///
@@ -554,6 +561,7 @@ impl ObjectStore {
         self: &Arc<Self>,
         decided_on: &Head,
         draft: Option<Draft>,
+        turn: Turn,
     ) -> Result<Option<CommitEnd>, Arc<StorageError>> {
         let (end, writes) = {
             let mut undurable = self.undurable();
@@ -569,16 +577,20 @@ impl ObjectStore {
             let end = next.or_else(|| undurable.current.clone());
             (end, undurable.begin())
         };
+        drop(turn);
         if !writes.is_empty() {
             let commit = Commit {
                 store: Arc::clone(self),
                 writes,
                 one_by_one: false,
             };
-            let mut commit = Box::pin(commit.run());
-            // A commit that began is completed even if the caller goes away.
-            if commit.as_mut().now_or_never().is_none() {
-                tokio::spawn(commit);
+            // The caller's own commit may block this thread; those of writes that were decided meanwhile do not hold up its answer. A commit that began
+            // is completed even if the caller goes away.
+            let mut first = Box::pin(commit.once());
+            match first.as_mut().now_or_never() {
+                Some(rest) if rest.writes.is_empty() => {}
+                Some(rest) => drop(tokio::spawn(rest.run())),
+                None => drop(tokio::spawn(async move { first.await.run().await })),
             }
         }
         Ok(end)

@@ -470,7 +470,7 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
         }
         None => files::objects(filename)?,
     };
-    let (mut is_done, mut claims) = (true, Vec::new());
+    let (mut is_done, mut failed, mut claims) = (true, None, Vec::new());
     // All are deleted before one is waited for: a claim may be in use by a Pod of the same file.
     let deletions = objects.iter().map(|(at, object)| async move {
         let deleted = client.delete(object, namespace).await;
@@ -479,13 +479,16 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
     let mut deletions = stream::iter(deletions).buffered(DELETES_AT_ONCE);
     while let Some((object, deleted)) = deletions.next().await {
         let kind = kind_of(object);
-        match deleted? {
-            Some(deleted) if kind == "claim" => claims.push(deleted),
-            Some(deleted) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
-            None => {
+        match deleted {
+            Ok(Some(deleted)) if kind == "claim" => claims.push(deleted),
+            Ok(Some(deleted)) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
+            Ok(None) => {
                 is_done = false;
                 print_error(&format!("error: {}", missing(&kind, &of(object))));
             }
+            // The other objects are deleted all the same.
+            Err(error) if failed.is_none() => failed = Some(error),
+            Err(error) => print_error(&format!("error: {error:#}")),
         }
     }
     let most = Duration::from_secs(args.timeout);
@@ -502,7 +505,7 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
             ));
         }
     }
-    CommandError::unless_done(is_done)
+    failed.map_or_else(|| CommandError::unless_done(is_done), Err)
 }
 
 #[cfg(test)]

@@ -227,7 +227,7 @@ impl Checkpoint {
 
     /// Commits the waiting requests and closes the file. Later commits are refused; closing twice is harmless.
     pub async fn close(&self) {
-        // An error means that another handle has closed it.
+        // no error: another handle has closed it.
         self.enter(Work::Close).await.ok();
     }
 

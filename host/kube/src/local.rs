@@ -16,7 +16,7 @@ mod state;
 mod tests;
 mod writes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -531,7 +531,7 @@ async fn run(
     let mut of_node = changes.listen();
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut again = Again::AfterChange;
-    let mut unfinished = None;
+    let mut unfinished = Unfinished::default();
     loop {
         let paused = async {
             match again {
@@ -612,34 +612,46 @@ enum Again {
     AfterChange,
 }
 
+/// Claims to make and to allocate for which the last rounds had no time. They come before later ones, so that each is reached, however often something
+/// changes.
+#[derive(Default)]
+struct Unfinished {
+    steps: VecDeque<Step>,
+    /// Time of the first of these rounds.
+    since: Option<Instant>,
+}
+
 /// Takes the steps that are to be taken now, as far as a round has time: new objects are read after it. Returns whether there were none. Fails if none
 /// could be taken.
 ///
-/// `unfinished`: the first of the last rounds that had no time for all steps other than releases. A release makes every claim that waits be tried
-/// again, so releases wait until each has been tried, as long as [`RELEASE_DELAY_MAX`].
+/// A release makes every claim that waits be tried again, so releases wait until each has been tried, as long as [`RELEASE_DELAY_MAX`].
 async fn decide(
     shared: &LocalClaimStore,
     state: &mut LocalClaimsState,
     writes: &Writes,
     prepared: &dyn PreparedClaims,
-    unfinished: &mut Option<Instant>,
+    unfinished: &mut Unfinished,
 ) -> Result<bool, ApiError> {
     let reservations = shared.in_use(state, prepared);
     let steps = state.steps(&reservations);
     let is_done = steps.is_empty();
-    let (mut releases, mut others) = (Vec::new(), Vec::new());
+    let (mut releases, mut urgent, mut others) = (Vec::new(), VecDeque::new(), VecDeque::new());
     for step in steps {
         match step {
             Step::Release(claim) => releases.push(claim),
-            other => others.push(other),
+            Step::Make { .. } | Step::Name { .. } | Step::Allocate(_) => others.push_back(step),
+            _ => urgent.push_back(step),
         }
+    }
+    unfinished.steps.retain(|step| state.is_current(step));
+    if unfinished.steps.is_empty() {
+        unfinished.steps = others;
     }
     let mut results = Vec::new();
     let end = Instant::now() + ROUND_MAX;
-    if unfinished.is_some_and(|began| began.elapsed() < RELEASE_DELAY_MAX) {
-        releases.clear();
-    } else {
-        *unfinished = None;
+    match unfinished.since {
+        Some(since) if since.elapsed() < RELEASE_DELAY_MAX => releases.clear(),
+        _ => unfinished.since = None,
     }
     for releases in releases.chunks(RELEASES_AT_ONCE) {
         if Instant::now() >= end {
@@ -655,21 +667,22 @@ async fn decide(
             results.push(claim.map(|claim| state.put_claim(Arc::new(claim))));
         }
     }
-    let end = Instant::now() + ROUND_MAX;
-    let mut others = others.into_iter();
-    while Instant::now() < end {
-        let Some(step) = others.next() else {
-            break;
-        };
-        // Who waits for one of them does not wait for the others.
-        shared.publish(state);
-        // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
-        results.push(writes.take(step, state).await);
+    for steps in [&mut urgent, &mut unfinished.steps] {
+        let end = Instant::now() + ROUND_MAX;
+        while Instant::now() < end {
+            let Some(step) = steps.pop_front() else {
+                break;
+            };
+            // Who waits for one of them does not wait for the others.
+            shared.publish(state);
+            // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
+            results.push(writes.take(step, state).await);
+        }
     }
-    if others.as_slice().is_empty() {
-        *unfinished = None;
+    if unfinished.steps.is_empty() {
+        unfinished.since = None;
     } else {
-        unfinished.get_or_insert_with(Instant::now);
+        unfinished.since.get_or_insert_with(Instant::now);
     }
     let is_taken = results.iter().any(Result::is_ok);
     let failed = results.into_iter().find_map(Result::err);

@@ -170,6 +170,8 @@ pub(super) struct Disk {
     pub(super) commits: Mutex<Vec<usize>>,
     /// Held by a test, a commit waits.
     pub(super) gate: tokio::sync::Mutex<()>,
+    /// The next commit waits for a test twice, and blocks its thread, as one that syncs a file.
+    pub(super) blocks: Mutex<Option<Arc<std::sync::Barrier>>>,
 }
 
 impl Disk {
@@ -194,6 +196,11 @@ impl Disk {
 impl Storage for Disk {
     fn commit(&self, changes: Vec<Change>) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
+            let blocks = self.blocks.lock().unwrap().take();
+            if let Some(barrier) = blocks {
+                barrier.wait();
+                barrier.wait();
+            }
             let _open = self.gate.lock().await;
             let refused = *self.refused.lock().unwrap();
             let mut names = changes.iter().map(|change| change.key.name.as_str());

@@ -102,6 +102,30 @@ async fn writes_during_commit_share_next() {
     assert_eq!(*disk.commits.lock().unwrap(), [1, 19]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commit_that_blocks_ends_turn() {
+    let disk = Arc::new(Disk::default());
+    let server = open(&disk).await;
+    disk.commits.lock().unwrap().clear();
+    let barrier = Arc::new(std::sync::Barrier::new(2));
+    *disk.blocks.lock().unwrap() = Some(Arc::clone(&barrier));
+    let first = tokio::spawn({
+        let server = server.clone();
+        async move { send(&server, "POST", CLAIMS, &claim("first")).await.code }
+    });
+    let begun = Arc::clone(&barrier);
+    tokio::task::spawn_blocking(move || begun.wait())
+        .await
+        .unwrap();
+    let writes = writes(&server, 20).await;
+    barrier.wait();
+    assert_eq!(first.await.unwrap(), 201);
+    for write in writes {
+        assert_eq!(write.await.unwrap(), 201);
+    }
+    assert_eq!(*disk.commits.lock().unwrap(), [1, 20]);
+}
+
 /// The deletions of a bulk waited for a commit each, and every other request behind all of them.
 #[tokio::test]
 async fn deletions_share_commits_in_order() {

@@ -197,7 +197,7 @@ impl EventWriter {
 
 /// None: it was seen once.
 fn series(count: i32, now: Timestamp) -> Option<EventSeries> {
-    (count > 1).then(|| EventSeries {
+    (count > 1).then_some(EventSeries {
         count,
         last_observed_time: MicroTime(now),
     })

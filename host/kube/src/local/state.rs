@@ -572,6 +572,21 @@ impl LocalClaimsState {
         steps
     }
 
+    /// Returns whether a step for which a round had no time may be taken in a later one: its object is as it was. Other steps are decided again.
+    pub(super) fn is_current(&self, step: &Step) -> bool {
+        match step {
+            Step::Make { pod, .. } | Step::Name { pod, .. } => self
+                .pods
+                .get(&key(&**pod))
+                .is_some_and(|known| Arc::ptr_eq(known, pod)),
+            Step::Allocate(claim) => self
+                .claims
+                .get(&key(&**claim))
+                .is_some_and(|known| Arc::ptr_eq(&known.claim, claim)),
+            _ => false,
+        }
+    }
+
     fn steps_of_classes(&self) -> impl Iterator<Item = Step> {
         let with_devices = self.slices.values().filter(|slice| has_devices(slice));
         let drivers = with_devices.map(|slice| slice.spec.driver.as_str());

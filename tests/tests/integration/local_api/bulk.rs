@@ -64,6 +64,7 @@ async fn bulk_of_deletions_shares_commits() {
     assert_eq!(devices.len(), 1);
     assert_eq!(api.claims(Some("default")).await.unwrap().len(), 1);
     let taken = commits(&daemon).await - before;
-    // One by one there are two of them for each claim.
-    assert!(taken < CLAIMS as f64, "{taken} commits");
+    // One by one there are two of them for each claim. Where a sync takes as long as a request, deletions find no commit under way to wait for; releases
+    // always share theirs.
+    assert!(taken < 1.5 * CLAIMS as f64, "{taken} commits");
 }

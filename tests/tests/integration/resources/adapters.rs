@@ -337,7 +337,10 @@ async fn bad_adapters_are_reported_as_conditions() {
         &["no adapter of the driver \"other.example.com\""],
     );
     let reload = daemon.cli(&["driver", "reload", DRIVER]).await;
-    assert_parts(&reload.failed(1), &["read when the daemon starts"]);
+    assert_parts(
+        &reload.failed(1),
+        &["reads the adapter whenever its file changes"],
+    );
     // Beside another plugin's name.
     let other = Plugin::start(calling(&daemon, "example.com/other"), Script::ok(), nics(1)).await;
     let _other = other.expect("it is a device plugin as before");

@@ -8,7 +8,7 @@ use super::calls::DriverCalls;
 use super::files::SpecFiles;
 use super::machine;
 use super::retries::Retries;
-use super::unprepare::Unprepares;
+use super::unprepare::{Unprepares, is_without_writes};
 use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::manager::claims::handles::Handles;
@@ -154,7 +154,8 @@ impl Releases {
         let record = self.records.table().claim(claim.uid.as_str()).cloned();
         if let Some(record) = record {
             tracing::warn!(%claim, %problem, "an interrupted release is still open");
-            self.retries.retry_unprepare(&record, &[]);
+            self.retries
+                .retry_unprepare(&record, &[], is_without_writes(&problem));
         }
     }
 

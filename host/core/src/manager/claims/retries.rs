@@ -14,7 +14,7 @@ use super::machine::{DriverResult, PrepareStep, UnprepareResult};
 use super::prepare_retry::{
     self, CallAdmission, CalledDriver, DriverRevision, FailedPrepare, PrepareRetries, PrepareRetry,
 };
-use super::unprepare_retry::{Serving, UnprepareRetries};
+use super::unprepare_retry::{COMMIT_RETRY_MAX, Serving, UNPREPARE_RETRY_MAX, UnprepareRetries};
 use crate::records::RecordStore;
 use crate::records::values::RecordedValues;
 use crate::registry::Registry;
@@ -270,14 +270,29 @@ impl Retries {
         }
     }
 
-    pub(super) fn retry_unprepare(&self, record: &ClaimRecord, results: &[UnprepareResult]) {
+    /// Retries an unprepare that did not end. `is_disk`: because the checkpoint takes no writes.
+    pub(super) fn retry_unprepare(
+        &self,
+        record: &ClaimRecord,
+        results: &[UnprepareResult],
+        is_disk: bool,
+    ) {
+        let delay_max = if is_disk {
+            COMMIT_RETRY_MAX
+        } else {
+            UNPREPARE_RETRY_MAX
+        };
         let problems = results
             .iter()
             .filter_map(|(driver, outcome, _)| Some((driver.clone(), outcome.clone().err()?)));
         let serving = self.serving_of(record);
-        self.unprepares
-            .lock()
-            .failed(&record.id.uid, serving, &problems.collect(), Instant::now());
+        self.unprepares.lock().failed(
+            &record.id.uid,
+            serving,
+            &problems.collect(),
+            delay_max,
+            Instant::now(),
+        );
         self.unprepare_failed.notify_one();
     }
 

@@ -131,7 +131,7 @@ impl Unprepares {
     }
 
     /// Rolls back claims that every driver refused for good, or (`part`) that one driver refused, or with whose results the host failed. If
-    /// the checkpoint takes no writes, the drivers are called under the intent of the prepare, and the records are removed later.
+    /// the checkpoint takes no writes, that is retried.
     pub(super) async fn roll_back(
         &self,
         records: Vec<(Arc<ClaimRecord>, Option<Problem>)>,
@@ -155,9 +155,12 @@ impl Unprepares {
         match self.records.commit(changes, undo).await {
             Ok(()) => failpoint::pass(Point::RollbackIntended),
             Err(problem) if is_without_writes(&problem) => {
-                let mut table = self.records.table();
-                work.iter()
-                    .for_each(|(record, _)| drop(table.put(record.clone())));
+                // The next start may find the claims as prepared, so no driver may undo them before the intent is durable.
+                for (record, _) in &work {
+                    drop(self.records.table().put(record.clone()));
+                    self.retries.retry_unprepare(record, &[], true);
+                }
+                return;
             }
             // A closed or damaged checkpoint: the next instance finds the intent of the prepare.
             Err(_) => return,
@@ -274,8 +277,10 @@ impl Unprepares {
                     .iter()
                     .map(|record| (record.id.uid.clone(), Err(problem.clone()))),
             );
-            work.iter()
-                .for_each(|(record, _)| self.retries.retry_unprepare(record, &[]));
+            work.iter().for_each(|(record, _)| {
+                self.retries
+                    .retry_unprepare(record, &[], is_without_writes(&problem));
+            });
             return ends;
         }
         failpoint::pass(Point::UnprepareIntended);
@@ -402,8 +407,10 @@ impl Unprepares {
         );
         for ((record, _), results) in work.iter().zip(&results) {
             let uid = &record.id.uid;
-            if open.contains(uid) || matches!(ends.get(uid), Some(Err(_))) {
-                self.retries.retry_unprepare(record, results);
+            let failure = ends.get(uid).and_then(|end| end.as_ref().err());
+            if open.contains(uid) || failure.is_some() {
+                let is_disk = failure.is_some_and(is_without_writes);
+                self.retries.retry_unprepare(record, results, is_disk);
             } else {
                 self.retries.clear_unprepare(uid);
             }
@@ -525,7 +532,7 @@ fn end_of(record: &ClaimRecord, results: &[UnprepareResult]) -> Option<Change> {
 }
 
 /// Returns whether a commit failed because the disk takes no writes, so that nothing of it is there and a later one may succeed.
-fn is_without_writes(problem: &Problem) -> bool {
+pub(super) fn is_without_writes(problem: &Problem) -> bool {
     problem.code == ProblemCode::CheckpointDiskFull
         || problem.code == ProblemCode::CheckpointReadOnly
 }

@@ -15,9 +15,9 @@ use nodedock_model::{ClaimRecord, DriverName, Problem, Uid};
 pub(crate) const UNPREPARE_RETRY_MIN: Duration = Duration::from_secs(1);
 pub(crate) const UNPREPARE_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Longest delay after an attempt at which no driver failed, but the checkpoint: a prepare that waits for the device gets it as soon as the
-/// disk takes writes again.
-const COMMIT_RETRY_MAX: Duration = Duration::from_secs(2);
+/// Longest delay after an attempt at which the checkpoint took no writes: a prepare that waits for the device gets it as soon as the disk takes
+/// writes again.
+pub(super) const COMMIT_RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The drivers of a claim that serve now.
 pub(super) type Serving = BTreeMap<DriverName, DriverRevision>;
@@ -60,12 +60,13 @@ impl UnprepareRetry {
 }
 
 impl UnprepareRetries {
-    /// Notes an attempt that did not finish the claim: the drivers that served at it, and their problems.
+    /// Notes an attempt that did not finish the claim: the drivers that served at it, their problems, and the longest delay before the next one.
     pub(super) fn failed(
         &mut self,
         claim: &Uid,
         serving: Serving,
         problems: &BTreeMap<DriverName, Problem>,
+        delay_max: Duration,
         now: Instant,
     ) {
         let mut before = self.0.remove(claim);
@@ -102,11 +103,6 @@ impl UnprepareRetries {
         });
         let called = called.collect();
         let delay = backoff.delay();
-        let delay_max = if problems.is_empty() {
-            COMMIT_RETRY_MAX
-        } else {
-            UNPREPARE_RETRY_MAX
-        };
         let retry = UnprepareRetry {
             attempts,
             at: now + delay.min(delay_max),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::super::{Admin, families};
-use super::{Exposition, counted};
+use super::Exposition;
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::Published;
 use nodedock_core::manager::PodView;
@@ -22,6 +22,10 @@ const DEVICE_SERIES_MAX: usize = 4096;
 /// Attribute of a device with its address on the PCI bus, and the identity string that says the same.
 const PCI_ADDRESS: &str = "resource.kubernetes.io/pciBusID";
 const PCI_IDENTITY: &str = "pci:";
+/// States of a device.
+const HELD: &str = "held";
+const FREE: &str = "free";
+const UNHEALTHY: &str = "unhealthy";
 /// Name of an attribute, of any domain, by which other exporters name a device.
 const UUID: &str = "uuid";
 
@@ -31,14 +35,7 @@ pub(super) fn encode(admin: &Admin, out: &mut Exposition<'_>) -> fmt::Result {
         let users = admin.manager.records.users_of_device(driver, pool, device);
         users.len() as u64
     });
-    out.gauges(
-        families::DEVICES,
-        counted(
-            devices
-                .iter()
-                .map(|device| [device.driver, device.pool, device.state()]),
-        ),
-    )?;
+    out.gauges(families::DEVICES, numbers(&published, &devices))?;
     let series = || devices.iter().take(DEVICE_SERIES_MAX);
     let held = series().map(|device| (device.labels(), device.claims));
     out.gauges(families::DEVICE_CLAIMS, held)?;
@@ -88,11 +85,32 @@ impl DeviceSeries<'_> {
 
     fn state(&self) -> &'static str {
         match (self.claims, self.health) {
-            (0, HealthState::Unhealthy) => "unhealthy",
-            (0, _) => "free",
-            _ => "held",
+            (0, HealthState::Unhealthy) => UNHEALTHY,
+            (0, _) => FREE,
+            _ => HELD,
         }
     }
+}
+
+/// Number of devices by driver, pool and state: each pool has every state, with zero as well.
+fn numbers<'a>(
+    published: &'a [(DriverName, Arc<Published>)],
+    devices: &[DeviceSeries<'a>],
+) -> BTreeMap<[&'a str; 3], u64> {
+    let mut numbers = BTreeMap::new();
+    for (driver, published) in published {
+        for pool in published.inventory.pools.keys() {
+            let states =
+                [HELD, FREE, UNHEALTHY].map(|state| [driver.as_str(), pool.as_str(), state]);
+            numbers.extend(states.map(|labels| (labels, 0)));
+        }
+    }
+    for device in devices {
+        *numbers
+            .entry([device.driver, device.pool, device.state()])
+            .or_default() += 1;
+    }
+    numbers
 }
 
 /// The devices of all drivers, by driver, pool and name.
@@ -302,6 +320,13 @@ mod tests {
             .map(|device| (device.device, device.state()))
             .collect();
         assert_eq!(states, [("a", "held"), ("b", "free"), ("c", "unhealthy")]);
+        let all = super::devices(&published, |_, _, _| 1);
+        let numbers: Vec<_> = numbers(&published, &all).into_iter().collect();
+        let labels = |state| ["gpu.example.com", "p", state];
+        assert_eq!(
+            numbers,
+            [(labels(FREE), 0), (labels(HELD), 3), (labels(UNHEALTHY), 0)]
+        );
     }
 
     #[test]

@@ -244,7 +244,7 @@ async fn changed_settings_apply_to_written_slices() {
         pool: None,
         conditions: BindingConditions {
             conditions: vec!["example.com/ready".to_owned()],
-            ..BindingConditions::default()
+            failures: vec!["example.com/failed".to_owned()],
         },
     };
     daemon

@@ -15,8 +15,9 @@ use crate::manager::claims::prepare_retry::{
     CallAdmission, DriverRevision, FailedPrepare, PREPARE_RETRY_MAX, PrepareRetries, REFUSALS_MAX,
     admission,
 };
-use crate::manager::claims::unprepare_retry::UNPREPARE_RETRY_MIN;
-use crate::manager::claims::unprepare_retry::{Serving, UnprepareRetries};
+use crate::manager::claims::unprepare_retry::{
+    COMMIT_RETRY_MAX, Serving, UNPREPARE_RETRY_MAX, UNPREPARE_RETRY_MIN, UnprepareRetries,
+};
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, ConfigSource, DriverClaim, DriverKind, DriverPart,
     OpaqueConfig, Problem,
@@ -317,6 +318,7 @@ fn unprepare_is_retried_when_driver_returns() {
         &uid("uid-one"),
         serving(&[&gpu]),
         &BTreeMap::from([(driver("gpu"), wanted)]),
+        UNPREPARE_RETRY_MAX,
         now,
     );
     assert_eq!(
@@ -343,6 +345,7 @@ fn unprepare_is_retried_when_driver_returns() {
         &uid("uid-one"),
         serving(&[&gpu, &nic]),
         &BTreeMap::from([(driver("nic"), transient())]),
+        UNPREPARE_RETRY_MAX,
         now,
     );
     let both = serving(&[&gpu, &nic]);
@@ -376,14 +379,26 @@ fn failures_count_per_driver_version() {
         retries.tries(&one, &of.identity.name, &DriverRevision::of(of))
     };
     let refused = |name: &str| BTreeMap::from([(driver(name), transient())]);
-    retries.failed(&one, serving(&[&gpu]), &refused("nic"), now);
+    retries.failed(
+        &one,
+        serving(&[&gpu]),
+        &refused("nic"),
+        UNPREPARE_RETRY_MAX,
+        now,
+    );
     assert_eq!(
         (tries(&retries, &gpu), tries(&retries, &nic)),
         (0, 0),
         "the nic was not there"
     );
     for expected in 1..=2 {
-        retries.failed(&one, serving(&[&gpu, &nic]), &refused("nic"), now);
+        retries.failed(
+            &one,
+            serving(&[&gpu, &nic]),
+            &refused("nic"),
+            UNPREPARE_RETRY_MAX,
+            now,
+        );
         assert_eq!(
             (tries(&retries, &gpu), tries(&retries, &nic)),
             (0, expected)
@@ -391,7 +406,13 @@ fn failures_count_per_driver_version() {
     }
     let reloaded = loaded("nic", DriverKind::Wasm);
     assert_eq!((tries(&retries, &reloaded), retries.attempts(&one)), (0, 3));
-    retries.failed(&one, serving(&[&gpu, &reloaded]), &refused("gpu"), now);
+    retries.failed(
+        &one,
+        serving(&[&gpu, &reloaded]),
+        &refused("gpu"),
+        UNPREPARE_RETRY_MAX,
+        now,
+    );
     assert_eq!(
         (
             tries(&retries, &gpu),
@@ -406,11 +427,18 @@ fn failures_count_per_driver_version() {
 fn driverless_unprepare_is_retried_with_delays() {
     let (record, mut retries, now) = (leaving(&[]), UnprepareRetries::default(), Instant::now());
     assert_eq!(retries.next(&record, &Serving::new(), now), Some(now));
-    retries.failed(&uid("uid-one"), Serving::new(), &BTreeMap::new(), now);
-    assert_eq!(
-        retries.next(&record, &Serving::new(), now),
-        Some(now + UNPREPARE_RETRY_MIN)
-    );
+    let mut fail = |delay_max| {
+        let (one, no_problem) = (uid("uid-one"), BTreeMap::new());
+        retries.failed(&one, Serving::new(), &no_problem, delay_max, now);
+        retries.next(&record, &Serving::new(), now)
+    };
+    assert_eq!(fail(UNPREPARE_RETRY_MAX), Some(now + UNPREPARE_RETRY_MIN));
+    for _ in 0..10 {
+        fail(UNPREPARE_RETRY_MAX);
+    }
+    assert_eq!(fail(UNPREPARE_RETRY_MAX), Some(now + UNPREPARE_RETRY_MAX));
+    // As soon as the checkpoint takes writes again, however often it took none.
+    assert_eq!(fail(COMMIT_RETRY_MAX), Some(now + COMMIT_RETRY_MAX));
 }
 
 #[derive(Debug, Clone)]

@@ -51,14 +51,15 @@ async fn unstored_result_is_undone() {
     let (home, disk, daemon, gpu) = with_disk();
     let refused = prepare_while_filling(&daemon, &disk, &gpu).await;
     assert_eq!(refused, ["checkpoint-disk-full"]);
-    assert_eq!(gpu.counts(), (1, 1), "the driver is undone at once");
-    assert!(daemon.cdi_files().is_empty());
+    assert_eq!(gpu.counts(), (1, 0), "the checkpoint may have the result");
     let again = daemon.prepare(&pod("a"), &["one"]).await;
     assert_eq!(ends(&again), ["checkpoint-disk-full"], "with the reason");
 
     disk.accept();
     daemon.starts.unprepares();
     daemon.gone("uid-one").await;
+    assert_eq!(gpu.counts(), (1, 1));
+    assert!(daemon.cdi_files().is_empty());
     assert_eq!(
         ends(&daemon.prepare(&pod("b"), &["two"]).await),
         ["prepared"]
@@ -68,6 +69,43 @@ async fn unstored_result_is_undone() {
     assert_eq!(
         (daemon.state("uid-one"), daemon.state("uid-two")),
         (None, Some(ClaimState::Prepared))
+    );
+}
+
+/// The disk gets full at any write after the call of the driver, and no file can be written: what the next start finds as prepared was not undone.
+#[tokio::test]
+async fn claim_found_prepared_was_not_undone() {
+    let mut found = Vec::new();
+    for credit in 0..16 {
+        let (home, disk, daemon, gpu) = with_disk();
+        gpu.shut(true);
+        let (a, cdi) = (pod("a"), daemon.cdi.clone());
+        let fill = async {
+            gpu.called(|calls| calls.prepare.len() == 1).await;
+            std::fs::remove_dir_all(&cdi).unwrap();
+            std::fs::write(&cdi, "no directory").unwrap();
+            disk.refuse(StorageFull, credit);
+            gpu.shut(false);
+        };
+        let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), fill);
+        assert_ne!(ends(&outcome), ["prepared"]);
+        daemon.stop().await;
+        let is_undone = gpu.counts().1 > 0;
+        disk.accept();
+        std::fs::remove_file(&cdi).unwrap();
+        std::fs::create_dir(&cdi).unwrap();
+        let state = home.start_on(&disk).state("uid-one");
+        found.push((is_undone, state));
+    }
+    assert!(
+        !found.contains(&(true, Some(ClaimState::Prepared))),
+        "{found:?}"
+    );
+    let kept = (false, Some(ClaimState::Prepared));
+    let undone = (true, Some(ClaimState::Unpreparing));
+    assert!(
+        found.contains(&kept) && found.contains(&undone),
+        "{found:?}"
     );
 }
 
