@@ -268,8 +268,9 @@ impl Server {
     pub fn change_unstored<T>(&self, change: impl FnOnce(&mut Draft) -> T) -> T {
         let turn = loop {
             match self.shared.try_turn() {
-                Some(turn) => break turn,
-                None => std::thread::yield_now(),
+                // A write that is decided and not published yet would undo the change.
+                Some(turn) if self.shared.is_published() => break turn,
+                _ => std::thread::yield_now(),
             }
         };
         let mut draft = Draft::of(self.snapshot());

@@ -541,6 +541,11 @@ impl ObjectStore {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Returns whether readers see all decided writes.
+    pub(crate) fn is_published(&self) -> bool {
+        self.undurable().head.is_none()
+    }
+
     /// Returns the objects with all decided writes, those that are not durable yet among them. The caller has the turn.
     pub(crate) fn head(&self) -> Head {
         let undurable = self.undurable();
