@@ -209,7 +209,7 @@ pub trait Health: Driver {
 ///     }
 /// }
 /// let node = Harness::<Leds>::new();
-/// node.host().file("class/leds/a/brightness", "255\n");
+/// node.fake().file("class/leds/a/brightness", "255\n");
 /// assert_eq!(node.readings()?[0].readings[0].value, 1.0);
 /// # Ok::<(), Problem>(())
 /// ```
