@@ -60,6 +60,8 @@ async fn longest_node_name_has_claims() {
     let before = daemon.cli(&prepare).await.done();
     daemon.crash().await;
     assert_eq!(daemon.cli(&prepare).await.done(), before);
+    // The claim is answered from the checkpoint, before its driver serves.
+    daemon.until_serving(MOCK_GPU_FILE).await;
     for device in ["gpus/gpu-0".to_owned(), format!("{}/gpu-0", slices[1])] {
         daemon
             .cli(&["get", "devices", &device])
