@@ -204,7 +204,11 @@ fn lines_of_device(answer: &v1::ListDevicesResponse, name: &str) -> Vec<String> 
 
 /// Returns whether a name is that of a device, alone or behind the end of what it belongs to: `gpu-0`, `gpus/gpu-0`, `node-1/gpus/gpu-0`.
 fn is_called(path: &[&str], name: &str) -> bool {
-    let parts: Vec<_> = path.iter().filter(|part| !part.is_empty()).copied().collect();
+    let parts: Vec<_> = path
+        .iter()
+        .filter(|part| !part.is_empty())
+        .copied()
+        .collect();
     let whole = parts.join("/");
     let own = path.last().map_or(0, |own| own.len());
     let is_end = whole
@@ -234,8 +238,14 @@ fn device_lines(device: &v1::Device) -> Vec<String> {
         message => format!(": {message}"),
     };
     lines.push(format!("  health: {health}{because}"));
-    let users = device.claims.iter().map(|claim| format!("claim {}", describe::name(claim)));
-    let pods = device.pods.iter().map(|pod| format!("pod {}", describe::name(pod)));
+    let users = device
+        .claims
+        .iter()
+        .map(|claim| format!("claim {}", describe::name(claim)));
+    let pods = device
+        .pods
+        .iter()
+        .map(|pod| format!("pod {}", describe::name(pod)));
     let users: Vec<_> = users.chain(pods).collect();
     let used = match users.as_slice() {
         [] => "  free".to_owned(),
@@ -266,7 +276,10 @@ fn source(left_out: &v1::LeftOut) -> String {
 
 fn left_out_lines(left_out: &v1::LeftOut) -> Vec<String> {
     let v1::LeftOut { count, devices, .. } = left_out;
-    let mut lines = vec![format!("  not offered: {}", describe::count(*count, "device"))];
+    let mut lines = vec![format!(
+        "  not offered: {}",
+        describe::count(*count, "device")
+    )];
     lines.extend(devices.iter().map(|device| {
         let v1::LeftOutDevice { name, reason } = device;
         format!("    {name}: {reason}")

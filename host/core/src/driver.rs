@@ -23,8 +23,8 @@ use nodedock_base::printable::shorten;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ConfigSource, ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName,
-    ExtendedResource, HealthReport, Inventory, LeftOut, OpaqueConfig, PluginDevice, PreparedClaim, Problem,
-    ProblemCode, ReadingsReport, Uid, limit,
+    ExtendedResource, HealthReport, Inventory, LeftOut, OpaqueConfig, PluginDevice, PreparedClaim,
+    Problem, ProblemCode, ReadingsReport, Uid, limit,
 };
 
 /// Identity of a driver, constant over its life.

@@ -15,7 +15,8 @@ pub(crate) fn problem(left_out: &LeftOut, subject: &str, command: &str) -> Optio
         1 => format!("1 device is not offered, {name:?}"),
         count => format!("{count} devices are not offered, such as {name:?}"),
     };
-    let message = format!("{subject}: {devices}: {reason}; `nodedock explain {command}` lists them");
+    let message =
+        format!("{subject}: {devices}: {reason}; `nodedock explain {command}` lists them");
     Some(Problem::unavailable(ProblemCode::DevicesLeftOut, message))
 }
 

@@ -451,7 +451,10 @@ impl<D: LeftOut> Harness<D> {
     pub fn left_out(&self) -> Result<Vec<LeftOutDevice>, Problem> {
         self.discover()?;
         let answer = D::list_devices(&self.fake.host(), &self.ctx.borrow());
-        demand("answer", beyond(&answer, |devices| bounds::left_out(devices)));
+        demand(
+            "answer",
+            beyond(&answer, |devices| bounds::left_out(devices)),
+        );
         answer
     }
 }

@@ -10,8 +10,9 @@ use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
 use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    ContainerClaim, Edits, ExtendedResource, LeftOut, ObjectName, ObjectRef, PluginDevice, PodContainer,
-    PodRecord, PoolNames, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
+    ContainerClaim, Edits, ExtendedResource, LeftOut, ObjectName, ObjectRef, PluginDevice,
+    PodContainer, PodRecord, PoolNames, PooledClaim, ResourceDevices, plugin_driver,
+    pod_claim_name,
 };
 
 const DRIVER: &str = "gpu.example.com";

@@ -1,7 +1,9 @@
 // Answers that are accepted come through the conversions of `nodedock-wasm` and of the SDK, and their tests.
 use super::*;
 use crate::check::Findings;
-use crate::limit::MEMO_BYTES_MAX;
+use crate::limit::{
+    LEFT_OUT_MAX, LEFT_OUT_NAME_BYTES_MAX, LEFT_OUT_REASON_BYTES_MAX, MEMO_BYTES_MAX,
+};
 use crate::{Condition, DeviceNode, DriverName, NetDevice, NetworkData};
 
 fn driver() -> DriverName {
