@@ -9,7 +9,10 @@ impl LeftOut for NodeDriver {
         let mut devices = Vec::new();
         for path in NODES {
             if host.device_nodes().glob(path)?.is_empty() {
-                devices.push(LeftOutDevice::new(path, "the node does not exist: load its kernel module"));
+                devices.push(LeftOutDevice::new(
+                    path,
+                    "the node does not exist: load its kernel module",
+                ));
             }
         }
         Ok(devices)
