@@ -54,7 +54,7 @@ impl fmt::Display for Refusal {
 pub(crate) struct Groups {
     /// Each with the index of its pool.
     pub(crate) offered: Vec<(usize, Group)>,
-    /// By the address of the first function that the config selects. A function without a group is one by itself.
+    /// Groups that are not offered, by the address of their first function that the config selects. A function without a group is one by itself.
     pub(crate) left_out: Vec<LeftOutDevice>,
 }
 

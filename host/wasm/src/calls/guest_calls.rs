@@ -295,3 +295,28 @@ pub(crate) fn to_failure(failure: &CallFailure) -> Failure {
         by_time,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{json, to_value};
+
+    /// A recording of a driver without the facet is replayed by hosts from before it, and the other way round.
+    #[test]
+    fn facet_alone_changes_the_recording() {
+        let discovery = |left_out| Discovery {
+            inventory: Inventory { pools: Vec::new() },
+            additions: None,
+            left_out,
+        };
+        let without = to_value(discovery(None)).unwrap();
+        assert_eq!(without, json!([{"pools": []}, null]));
+        let device = LeftOutDevice {
+            name: "ttyS0".to_owned(),
+            reason: "it is a console".to_owned(),
+        };
+        let with = to_value(discovery(Some(vec![device]))).unwrap();
+        let device = json!({"name": "ttyS0", "reason": "it is a console"});
+        assert_eq!(with, json!([{"pools": []}, null, [device]]));
+    }
+}
