@@ -111,9 +111,7 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
                 .conditions
                 .iter()
                 .filter(|condition| is_of_driver(condition, driver));
-            let left_out = left_out
-                .iter()
-                .filter(|of| of.extended_resource.is_empty() && of.driver == driver.name);
+            let left_out = left_out.iter().filter(|of| of.driver == driver.name);
             driver_lines(driver, of_driver, left_out)
         });
         return print_text(&join(lines));
