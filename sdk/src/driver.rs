@@ -2,7 +2,7 @@
 
 use crate::{
     Additions, Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, DriverInfo, Host,
-    Inventory, Prepared, Problem, Trigger,
+    Inventory, LeftOutDevice, Prepared, Problem, Trigger,
 };
 
 /// Outcomes of a batch by UID of the claim, in any order.
@@ -258,4 +258,41 @@ pub trait Scheduling: Driver {
     ///
     /// Any problem; the host then publishes nothing new, and shows the problem.
     fn schedule(host: &Host, ctx: &Context, inventory: &Inventory) -> Result<Additions, Problem>;
+}
+
+/// Optional: devices that the driver sees and does not offer, for people who would look for them in the inventory. Name it in
+/// [`export_driver!`](crate::export_driver).
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds/*/trigger"]) }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+/// #         Ok(Inventory::new().pool(Pool::new("leds").device(Device::new("b"))))
+/// #     }
+/// #     fn prepare(_: &Host, _: &Context, _: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+///
+/// impl LeftOut for Leds {
+///     fn list_devices(host: &Host, _: &Context) -> Result<Vec<LeftOutDevice>, Problem> {
+///         let trigger: Option<String> = host.sysfs().find("class/leds/a/trigger")?;
+///         let is_used = trigger.is_some_and(|trigger| trigger.contains("[heartbeat]"));
+///         Ok(is_used.then(|| LeftOutDevice::new("a", "the kernel shows its heartbeat with it")).into_iter().collect())
+///     }
+/// }
+/// let node = Harness::<Leds>::new();
+/// node.fake().file("class/leds/a/trigger", "none [heartbeat]\n");
+/// assert_eq!(node.left_out()?[0].name, "a");
+/// # Ok::<(), Problem>(())
+/// ```
+pub trait LeftOut: Driver {
+    /// Returns the devices that the operator's config is for and that are not in the inventory. The host calls it after each successful
+    /// [`discover`](Driver::discover), in the same instance, so that files in `/sys` read the same.
+    ///
+    /// # Errors
+    ///
+    /// Any problem; the host then keeps the last inventory and shows the problem, as for `discover`.
+    fn list_devices(host: &Host, ctx: &Context) -> Result<Vec<LeftOutDevice>, Problem>;
 }

@@ -97,6 +97,7 @@ mod host;
 mod info;
 mod inventory;
 mod json;
+mod left_out;
 pub mod pci;
 mod pools;
 mod prepared;
@@ -120,7 +121,7 @@ pub use claim::{
     AllocatedDevice, Claim, ClaimRecord, ClaimRef, Consumer, OpaqueParameters, ParametersSource,
 };
 pub use context::{Context, Trigger};
-pub use driver::{Configuration, Driver, Health, Outcomes, Scheduling, Telemetry};
+pub use driver::{Configuration, Driver, Health, LeftOut, Outcomes, Scheduling, Telemetry};
 pub use edits::{
     ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
 };
@@ -135,6 +136,7 @@ pub use inventory::{
     Device, Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
 };
 pub use json::parse_json;
+pub use left_out::LeftOutDevice;
 pub use pools::{PoolConfig, PoolDriver, Pools};
 pub use prepared::{
     Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice,
@@ -216,6 +218,7 @@ macro_rules! __refuse_unnamed_facets {
             const NAMED: &[&str] = &[$($(stringify!($facet)),+)?];
             $crate::__refuse_unnamed_facets!(@ $driver, Configuration);
             $crate::__refuse_unnamed_facets!(@ $driver, Health);
+            $crate::__refuse_unnamed_facets!(@ $driver, LeftOut);
             $crate::__refuse_unnamed_facets!(@ $driver, Scheduling);
             $crate::__refuse_unnamed_facets!(@ $driver, Telemetry);
         };
@@ -293,6 +296,9 @@ macro_rules! export_driver {
     };
     (@ Telemetry $exported:ident) => {
         $crate::wasm::telemetry::__export_telemetry_facet!($exported with_types_in $crate::wasm::telemetry);
+    };
+    (@ LeftOut $exported:ident) => {
+        $crate::wasm::left_out::__export_left_out_facet!($exported with_types_in $crate::wasm::left_out);
     };
     (@ Health $exported:ident) => {
         $crate::wasm::health::__export_health_facet!($exported with_types_in $crate::wasm::health);

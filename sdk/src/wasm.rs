@@ -47,6 +47,17 @@ pub mod telemetry {
     });
 }
 
+pub mod left_out {
+    //! Bindings that wit-bindgen generates for the world `left-out-facet`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "left-out-facet",
+        pub_export_macro: true,
+        export_macro_name: "__export_left_out_facet",
+        with: { "nodedock:driver/common@0.2.0": crate::wasm::bindings::nodedock::driver::common },
+    });
+}
+
 pub mod scheduling {
     //! Bindings that wit-bindgen generates for the world `scheduling-facet`.
     wit_bindgen::generate!({

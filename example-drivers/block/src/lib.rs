@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use nodedock_sdk::{
     Claim, ContainerEdits, Context, Device, DeviceNode, Driver, DriverInfo, Host, Inventory,
-    PoolConfig, PoolDriver, Prepared, Problem, Trigger, dns_label, last_segment,
+    LeftOut, LeftOutDevice, PoolConfig, PoolDriver, Pools, Prepared, Problem, Trigger, dns_label,
+    last_segment,
 };
 
 /// Files that identify a disk (NVMe; SCSI and SATA; SD and eMMC; virtio): the first that it has names it.
@@ -24,7 +25,7 @@ const MOUNTED: [&str; 2] = ["fs/*/*", "fs/btrfs/*/devices/*"];
 
 struct Block;
 
-nodedock_sdk::export_driver!(Block: Configuration);
+nodedock_sdk::export_driver!(Block: Configuration, LeftOut);
 
 #[derive(Debug)]
 struct Volume {
@@ -54,23 +55,8 @@ impl Driver for Block {
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let pools = Self::pools(&ctx.config)?;
-        let mut volumes = volumes(host)?;
-        volumes.retain(|volume| {
-            let pool = pools.pool_of(&volume.device);
-            let (Some(pool), Some(reason)) = (pool, volume.refusal.as_deref()) else {
-                return true;
-            };
-            // What a container does with its device is no use by the node.
-            let claims = host.prepared_claims();
-            let mut claims = claims.using(&pool.name, &volume.device.name);
-            let is_claimed = !volume.has_twin && claims.any(|record| record.prepared);
-            if !is_claimed {
-                let node = ("node", volume.kernel.as_str());
-                host.log().info("not offered", &[node, ("reason", reason)]);
-            }
-            is_claimed
-        });
-        Ok(pools.inventory(volumes.into_iter().map(|volume| volume.device)))
+        let (offered, _) = divided(host, &pools)?;
+        Ok(pools.inventory(offered.into_iter().map(|volume| volume.device)))
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
@@ -92,6 +78,13 @@ impl Driver for Block {
     }
 }
 
+impl LeftOut for Block {
+    fn list_devices(host: &Host, ctx: &Context) -> Result<Vec<LeftOutDevice>, Problem> {
+        let (_, left_out) = divided(host, &Self::pools(&ctx.config)?)?;
+        Ok(left_out)
+    }
+}
+
 impl PoolDriver for Block {
     const ATTRIBUTES: &'static [&'static str] = &["name", "partuuid", "serial", "wwid"];
 
@@ -108,6 +101,30 @@ impl PoolDriver for Block {
 
 fn node_path(kernel: &str) -> String {
     format!("/dev/{}", kernel.replace('!', "/"))
+}
+
+/// Returns what the driver offers, and what a pool selects and is not offered because it is not free.
+fn divided(host: &Host, pools: &Pools) -> Result<(Vec<Volume>, Vec<LeftOutDevice>), Problem> {
+    let (mut offered, mut left_out) = (Vec::new(), Vec::new());
+    for volume in volumes(host)? {
+        let pool = pools.pool_of(&volume.device);
+        let (Some(pool), Some(reason)) = (pool, volume.refusal.clone()) else {
+            offered.push(volume);
+            continue;
+        };
+        // What a container does with its device is no use by the node.
+        let is_claimed = !volume.has_twin
+            && host
+                .prepared_claims()
+                .using(&pool.name, &volume.device.name)
+                .any(|record| record.prepared);
+        if is_claimed {
+            offered.push(volume);
+        } else {
+            left_out.push(LeftOutDevice::new(node_path(&volume.kernel), reason));
+        }
+    }
+    Ok((offered, left_out))
 }
 
 /// Returns the disks and partitions of the node that have an identifier and a medium.

@@ -101,14 +101,10 @@ fn text<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
     }
 }
 
-/// Returns the reasons of the lines of the log.
+/// Returns why devices are left out.
 fn reasons(node: &Harness<Block>) -> Vec<String> {
-    let lines = node.fake().log_lines().into_iter();
-    let fields = lines.flat_map(|line| line.fields);
-    fields
-        .filter(|(key, _)| key == "reason")
-        .map(|(_, reason)| reason)
-        .collect()
+    let devices = node.left_out().unwrap().into_iter();
+    devices.map(|device| device.reason).collect()
 }
 
 const ALL: [&str; 3] = [
@@ -231,6 +227,8 @@ fn root_disk_is_never_offered() {
     ]));
     assert_eq!(names(&node), [""; 0]);
     assert_eq!(reasons(&node), ["it has partitions", "it is mounted"]);
+    let left_out = node.left_out().unwrap();
+    assert!(left_out[0].name.starts_with("/dev/nvme"), "{left_out:?}");
 }
 
 /// A container that mounts its disk, or makes partitions on it, does not lose it.
@@ -241,6 +239,7 @@ fn use_by_claim_is_no_use_by_node() {
     node.fake().dir("fs/ext4/nvme1n1");
     add_partition(node.fake(), DATA, 1, 3, "33333333-01");
     assert_eq!(names(&node), ALL);
+    assert_eq!(reasons(&node), [""; 0]);
     assert_eq!(node.prepare(&claim(ALL[0])), Ok(prepared));
     let other = Claim::new("default", "other", "other").device("r", "disks", ALL[0]);
     assert_eq!(node.prepare(&other).unwrap_err().code, "device-in-use");

@@ -1,5 +1,6 @@
 //! The operator's config: which GPUs to simulate.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use nodedock_sdk::{Problem, parse_json};
@@ -18,6 +19,9 @@ pub(crate) struct Config {
     pub(crate) pools: Vec<PoolConfig>,
     #[serde(default = "first_version")]
     pub(crate) driver_version: String,
+    /// Devices that are reported as seen and not offered.
+    #[serde(default)]
+    pub(crate) left_out: Vec<LeftOut>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -52,6 +56,13 @@ pub(crate) struct PoolConfig {
 pub(crate) struct Unhealthy {
     pub(crate) index: u32,
     pub(crate) message: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeftOut {
+    pub(crate) name: String,
+    pub(crate) reason: String,
 }
 
 /// A device of a pool: a GPU, or a part of it.
@@ -101,6 +112,7 @@ impl Config {
         }
         config.pools.iter().try_for_each(PoolConfig::check)?;
         config.check_together()?;
+        config.check_left_out()?;
         Ok(config)
     }
 
@@ -119,6 +131,19 @@ impl Config {
                 .any(|other| overlap(&other.indices(), &pool.indices()))
             {
                 return Err(pool.bad("its GPUs have numbers of another pool's; set firstIndex"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_left_out(&self) -> Result<(), Problem> {
+        let mut names = BTreeSet::new();
+        for LeftOut { name, reason } in &self.left_out {
+            if name.is_empty() || reason.is_empty() {
+                return Err(bad("leftOut has an entry without a name or a reason"));
+            }
+            if !names.insert(name) {
+                return Err(bad(&format!("leftOut has {name:?} twice")));
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ mod tests;
 use nodedock_sdk::{
     AllocatedDevice, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Claim, ClaimRecord,
     Configuration, ContainerEdits, Context, CounterSet, Device, DeviceHealth, Driver, DriverInfo,
-    Health, Host, Inventory, Pool, Prepared, Problem, Trigger,
+    Health, Host, Inventory, LeftOut, LeftOutDevice, Pool, Prepared, Problem, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ use sharing::{Parameters, Sharing};
 
 struct MockGpu;
 
-nodedock_sdk::export_driver!(MockGpu: Configuration, Health);
+nodedock_sdk::export_driver!(MockGpu: Configuration, Health, LeftOut);
 
 /// Memo of a claim: the settings of its devices.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -93,6 +93,16 @@ impl Health for MockGpu {
             .iter()
             .flat_map(|pool| pool.gpus().map(move |gpu| (pool, gpu)));
         Ok(gpus.map(|(pool, gpu)| health(pool, gpu)).collect())
+    }
+}
+
+impl LeftOut for MockGpu {
+    fn list_devices(_: &Host, ctx: &Context) -> Result<Vec<LeftOutDevice>, Problem> {
+        let config = Config::read(&ctx.config)?;
+        let devices = config.left_out.iter();
+        Ok(devices
+            .map(|device| LeftOutDevice::new(&device.name, &device.reason))
+            .collect())
     }
 }
 

@@ -1,7 +1,7 @@
 use nodedock_sdk::testing::{Grant, Harness, bounds};
 use nodedock_sdk::{
     AllocatedDevice, AttributeValue, Claim, ClaimRecord, Configuration, Context, Counter,
-    HealthState, ParametersSource, Prepared, Problem, ProblemKind,
+    HealthState, LeftOutDevice, ParametersSource, Prepared, Problem, ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -78,6 +78,17 @@ fn default_config_has_four_gpus() {
             gpu.capacities[0].value.as_str()
         ),
         ("memory", "80Gi")
+    );
+}
+
+#[test]
+fn left_out_devices_have_reasons() {
+    let node = Harness::<MockGpu>::new();
+    assert_eq!(node.left_out().unwrap(), []);
+    node.config(json!({"leftOut": [{"name": "gpu-9", "reason": "its memory is broken"}]}));
+    assert_eq!(
+        node.left_out().unwrap(),
+        [LeftOutDevice::new("gpu-9", "its memory is broken")]
     );
 }
 
@@ -339,6 +350,14 @@ fn invalid_configs_are_refused_with_reason() {
         (
             pool(json!({"name": "p", "count": 2, "firstIndex": u32::MAX})),
             "too large",
+        ),
+        (
+            json!({"leftOut": [{"name": "gpu-9", "reason": ""}]}),
+            "without a name or a reason",
+        ),
+        (
+            json!({"leftOut": [{"name": "a", "reason": "x"}, {"name": "a", "reason": "y"}]}),
+            "\"a\" twice",
         ),
         (
             pool(json!({"name": "p", "count": 1, "unhealthy": [{"index": 1, "message": "x"}]})),

@@ -65,10 +65,12 @@ pub(crate) struct Candidate {
     pub(crate) driver: Option<String>,
     /// Device nodes: at least one; the first is the main one.
     pub(crate) nodes: Vec<Node>,
+    /// Why the driver does not offer it.
+    pub(crate) refusal: Option<&'static str>,
 }
 
 impl Candidate {
-    /// Returns every device of a kind that the node has now.
+    /// Returns every device of a kind that the node has now, also those that the driver does not offer.
     pub(crate) fn all(host: &Host, usb: &UsbDevices, kind: Kind) -> Result<Vec<Self>, Problem> {
         if kind == Kind::Usb {
             return Ok(usb.all().filter_map(raw).collect());
@@ -241,10 +243,11 @@ fn raw(device: &UsbDevice) -> Option<Candidate> {
         place: Place::Usb(device.clone()),
         driver: device.driver.clone(),
         nodes: vec![node],
+        refusal: None,
     })
 }
 
-/// Reads an entry of a class. Returns `None` if the driver offers no such node.
+/// Reads an entry of a class. Returns `None` for what is no device of the kind.
 fn read_entry(
     host: &Host,
     usb: &UsbDevices,
@@ -264,14 +267,12 @@ fn read_entry(
     let Some((major, minor)) = host.sysfs().find_numbers(path)? else {
         return Ok(None);
     };
-    if kind == Kind::Serial && (!is_port(&directory) || !is_free_port(host, path)?) {
-        return Ok(None);
-    }
-    if kind == Kind::Serial && !SERIAL_NODES.iter().any(|name| entry.starts_with(name)) {
-        let reason = "the driver requests no nodes of this name";
-        let fields = [("node", node_path.as_str()), ("reason", reason)];
-        host.log().warn("serial port not offered", &fields);
-        return Ok(None);
+    let mut refusal = None;
+    if kind == Kind::Serial {
+        if !is_port(&directory) || is_phantom(host, path)? {
+            return Ok(None);
+        }
+        refusal = port_refusal(host, &entry)?;
     }
     let Some((place, driver)) = locate(host, usb, ports, kind, &directory)? else {
         return Ok(None);
@@ -294,19 +295,27 @@ fn read_entry(
         place,
         driver,
         nodes: vec![node],
+        refusal,
     }))
 }
 
-/// Returns whether hardware is behind the port, and the kernel does not write its console to it.
-fn is_free_port(host: &Host, path: &str) -> Result<bool, Problem> {
+/// Returns whether no hardware is behind a serial port.
+fn is_phantom(host: &Host, path: &str) -> Result<bool, Problem> {
     // PORT_UNKNOWN of `linux/serial_core.h`: 8250 creates ports in advance.
-    let is_phantom = optional(host.sysfs().read(&format!("{path}/type")))?
-        .is_some_and(|kind| kind.trim() == "0");
+    let kind = optional(host.sysfs().read(&format!("{path}/type")))?;
+    Ok(kind.is_some_and(|kind| kind.trim() == "0"))
+}
+
+/// Returns why a serial port is not offered.
+fn port_refusal(host: &Host, tty: &str) -> Result<Option<&'static str>, Problem> {
+    if !SERIAL_NODES.iter().any(|name| tty.starts_with(name)) {
+        return Ok(Some("the driver requests no nodes of this name"));
+    }
     let consoles = optional(host.sysfs().read("class/tty/console/active"))?.unwrap_or_default();
-    let is_console = consoles
-        .split_whitespace()
-        .any(|console| path.rsplit('/').next() == Some(console));
-    Ok(!is_phantom && !is_console)
+    let is_console = consoles.split_whitespace().any(|console| tty == console);
+    Ok(is_console.then_some(
+        "the kernel writes its console to it: console= of the kernel's command line names it",
+    ))
 }
 
 /// Returns the index of a camera's node: the kernel counts the nodes of one function, and the first is the one for capture.

@@ -18,8 +18,8 @@ use std::time::Duration;
 use nodedock_sdk::address::FIRMWARE_FILES;
 use nodedock_sdk::{
     AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, DeviceHealth,
-    DeviceNode, Driver, DriverInfo, Health, Host, Inventory, NodeKind, Pool, Prepared,
-    PreparedDevice, Problem, ProblemKind, Trigger,
+    DeviceNode, Driver, DriverInfo, Health, Host, Inventory, LeftOut, LeftOutDevice, NodeKind,
+    Pool, Prepared, PreparedDevice, Problem, ProblemKind, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ const HEALTH_MAX: usize = 4096;
 
 struct Udev;
 
-nodedock_sdk::export_driver!(Udev: Configuration, Health);
+nodedock_sdk::export_driver!(Udev: Configuration, Health, LeftOut);
 
 /// Memo of a claim: what its containers got.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -156,6 +156,19 @@ impl Health for Udev {
     }
 }
 
+impl LeftOut for Udev {
+    fn list_devices(host: &Host, ctx: &Context) -> Result<Vec<LeftOutDevice>, Problem> {
+        let config = Config::read(&ctx.config)?;
+        // Of other kinds every device is offered.
+        let chosen = candidates(host, &config, |kind| kind == Kind::Serial)?;
+        let devices = chosen.iter().flatten().filter_map(|candidate| {
+            let reason = candidate.refusal?;
+            Some(LeftOutDevice::new(&candidate.nodes[0].path, reason))
+        });
+        Ok(devices.collect())
+    }
+}
+
 /// Returns what the memo of a claim has; nothing for a memo that cannot be read, so that other claims still have a health.
 fn prepared_devices(host: &Host, record: &ClaimRecord) -> Vec<MemoDevice> {
     match record.memo::<Memo>() {
@@ -179,6 +192,22 @@ fn offers(
     config: &Config,
     is_chosen: impl Fn(Kind) -> bool,
 ) -> Result<Vec<Offers>, Problem> {
+    let chosen = candidates(host, config, is_chosen)?;
+    let pools = config.pools.iter().zip(chosen);
+    Ok(pools
+        .map(|(pool, mut candidates)| {
+            candidates.retain(|candidate| candidate.refusal.is_none());
+            name::named(candidates, pool.name_by)
+        })
+        .collect())
+}
+
+/// Returns the devices of the chosen kinds that each pool selects, also those that the driver does not offer.
+fn candidates(
+    host: &Host,
+    config: &Config,
+    is_chosen: impl Fn(Kind) -> bool,
+) -> Result<Vec<Vec<Candidate>>, Problem> {
     let mut chosen: Vec<Vec<Candidate>> = config.pools.iter().map(|_| Vec::new()).collect();
     let kinds: BTreeSet<Kind> = config
         .pools
@@ -196,12 +225,7 @@ fn offers(
             }
         }
     }
-    Ok(config
-        .pools
-        .iter()
-        .zip(chosen)
-        .map(|(pool, candidates)| name::named(candidates, pool.name_by))
-        .collect())
+    Ok(chosen)
 }
 
 fn publish(config: &PoolConfig, offers: &Offers) -> Pool {

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use nodedock_sdk::testing::{Grant, Harness};
 use nodedock_sdk::{
     AttributeValue, Claim, Configuration, ContainerEdits, Device, Driver, HealthState, Inventory,
-    NodeAccess, ParametersSource, Prepared, Problem, ProblemKind, Trigger, dns_label,
+    LeftOutDevice, NodeAccess, ParametersSource, Prepared, Problem, ProblemKind, Trigger,
+    dns_label,
 };
 use serde_json::{Value, json};
 
@@ -492,6 +493,12 @@ fn terminals_phantoms_and_consoles_are_excluded() {
         inventory.pools.iter().all(|pool| pool.devices.is_empty()),
         "{inventory:?}"
     );
+    let left_out = node.left_out().unwrap();
+    assert_eq!(left_out.len(), 1, "the others are no ports: {left_out:?}");
+    assert_eq!(left_out[0].name, "/dev/ttyS0");
+    assert!(left_out[0].reason.contains("its console"), "{left_out:?}");
+    node.config(json!({"pools": [{"name": "a", "kind": "serial", "select": [{"port": "usb-*"}]}]}));
+    assert_eq!(node.left_out().unwrap(), [], "no pool is for it");
 }
 
 #[test]
@@ -568,9 +575,11 @@ fn serial_ports_need_no_known_name() {
     );
     let edits = edits_of(node.prepare(&claim("serial", "usb-1a86-55d5-w1-if00-port3")));
     assert_eq!(paths(&edits), ["/dev/ttyCH343USB11"]);
-    let line = &node.fake().log_lines()[0];
-    assert_eq!(line.message, "serial port not offered");
-    assert!(line.fields.contains(&("node".into(), "/dev/acme0".into())));
+    let reason = "the driver requests no nodes of this name";
+    assert_eq!(
+        node.left_out().unwrap(),
+        [LeftOutDevice::new("/dev/acme0", reason)]
+    );
 }
 
 #[test]

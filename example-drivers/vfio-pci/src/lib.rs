@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use nodedock_sdk::{
     AllocatedDevice, Claim, ClaimRecord, Configuration, ContainerEdits, Context, Driver,
-    DriverInfo, Host, Inventory, Pool, Prepared, PreparedDevice, Problem, ProblemKind, Trigger,
+    DriverInfo, Host, Inventory, LeftOut, LeftOutDevice, Pool, Prepared, PreparedDevice, Problem,
+    ProblemKind, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ const VFIO_NODE: &str = "/dev/vfio/vfio";
 
 struct VfioPci;
 
-nodedock_sdk::export_driver!(VfioPci: Configuration);
+nodedock_sdk::export_driver!(VfioPci: Configuration, LeftOut);
 
 /// The memo of a claim and the progress of its prepare: the functions that the claim has bound, with the kernel drivers that they had.
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -56,7 +57,8 @@ impl Driver for VfioPci {
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let config = Config::read(&ctx.config)?;
         let mut pools: Vec<_> = config.pools().iter().map(empty_pool).collect();
-        for (pool, group) in offer::groups(host, &config, &own_drivers(host, ctx, warn)?)? {
+        let groups = offer::groups(host, &config, &own_drivers(host, ctx, warn)?)?;
+        for (pool, group) in groups.offered {
             pools[pool].devices.push(offer::publish(&group));
         }
         Ok(pools.into_iter().collect())
@@ -107,6 +109,15 @@ impl Configuration for VfioPci {
             "no-parameters",
             "the vfio-pci driver takes no parameters in claims or classes",
         ))
+    }
+}
+
+impl LeftOut for VfioPci {
+    fn list_devices(host: &Host, ctx: &Context) -> Result<Vec<LeftOutDevice>, Problem> {
+        let config = Config::read(&ctx.config)?;
+        // The discovery before has logged what cannot be read.
+        let own = own_drivers(host, ctx, |_, _| Ok(()))?;
+        Ok(offer::groups(host, &config, &own)?.left_out)
     }
 }
 

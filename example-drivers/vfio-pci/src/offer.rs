@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use nodedock_sdk::{Device, Host, Problem};
+use nodedock_sdk::{Device, Host, LeftOutDevice, Problem};
 
 use crate::config::Config;
 use crate::function::{Group, OwnDrivers, functions};
@@ -49,14 +49,18 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Returns the groups that the config offers, each with the index of its pool. Logs why other groups with selected functions are not
-/// offered.
-pub(crate) fn groups(
-    host: &Host,
-    config: &Config,
-    own: &OwnDrivers,
-) -> Result<Vec<(usize, Group)>, Problem> {
-    let mut offered = Vec::new();
+/// The IOMMU groups with functions that the config selects.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    /// Each with the index of its pool.
+    pub(crate) offered: Vec<(usize, Group)>,
+    /// Groups that are not offered, by the address of their first function that the config selects. A function without a group is one by itself.
+    pub(crate) left_out: Vec<LeftOutDevice>,
+}
+
+/// Finds the groups with functions that the config selects.
+pub(crate) fn groups(host: &Host, config: &Config, own: &OwnDrivers) -> Result<Groups, Problem> {
+    let mut groups = Groups::default();
     let mut seen = BTreeSet::new();
     for function in functions(host, own)? {
         if config.pool_of(&function).is_none() {
@@ -65,10 +69,7 @@ pub(crate) fn groups(
         let address = function.address.as_str();
         let Some(number) = function.iommu_group else {
             let reason = "it is in no IOMMU group: enable the IOMMU of the node";
-            host.log().warn(
-                "function not offered",
-                &[("function", address), ("reason", reason)],
-            );
+            groups.left_out.push(LeftOutDevice::new(address, reason));
             continue;
         };
         if !seen.insert(number) {
@@ -78,19 +79,14 @@ pub(crate) fn groups(
             continue;
         };
         match pool_of(config, &group) {
-            Ok(pool) => offered.push((pool, group)),
+            Ok(pool) => groups.offered.push((pool, group)),
             Err(refusal) => {
-                let (number, reason) = (number.to_string(), refusal.to_string());
-                let fields = [
-                    ("group", number.as_str()),
-                    ("function", address),
-                    ("reason", &reason),
-                ];
-                host.log().warn("IOMMU group not offered", &fields);
+                let reason = format!("IOMMU group {number}: {refusal}");
+                groups.left_out.push(LeftOutDevice::new(address, reason));
             }
         }
     }
-    Ok(offered)
+    Ok(groups)
 }
 
 /// Returns the index of the pool that has all functions of the group.

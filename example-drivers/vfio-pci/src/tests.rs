@@ -90,15 +90,14 @@ fn code(result: Result<impl Sized, Problem>) -> (ProblemKind, String) {
     (problem.kind, problem.code)
 }
 
-fn reasons(node: &Harness<VfioPci>) -> Vec<String> {
-    let reason =
-        |fields: Vec<(String, String)>| fields.into_iter().find(|(key, _)| key == "reason");
-    node.fake()
-        .log_lines()
-        .into_iter()
-        .filter_map(|line| reason(line.fields))
-        .map(|(_, why)| why)
-        .collect()
+/// Name and reason of each device that is left out.
+fn left_out(node: &Harness<VfioPci>) -> Vec<(String, String)> {
+    let devices = node.left_out().unwrap().into_iter();
+    devices.map(|device| (device.name, device.reason)).collect()
+}
+
+fn because(address: &str, reason: &str) -> (String, String) {
+    (address.to_owned(), reason.to_owned())
 }
 
 #[test]
@@ -130,7 +129,9 @@ fn schema_refuses_unknown_keys() {
 
 #[test]
 fn group_is_one_device_without_bridges() {
-    let inventory = node().discover().unwrap();
+    let node = node();
+    assert_eq!(left_out(&node), [], "no config selects the disk");
+    let inventory = node.discover().unwrap();
     assert_eq!(inventory.pools[0].devices.len(), 1);
     let gpu = inventory.device("gpu", "0000-3b-00-0").unwrap();
     assert_eq!(gpu.identity, ["pci:0000:3b:00.0", "pci:0000:3b:00.1"]);
@@ -168,8 +169,11 @@ fn group_with_unselected_function_is_excluded() {
     bind(node.fake(), disk, "nvme");
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
     assert_eq!(
-        reasons(&node),
-        [format!("the config does not select its function {disk}")]
+        left_out(&node),
+        [because(
+            GPU,
+            &format!("IOMMU group 27: the config does not select its function {disk}")
+        )]
     );
     assert_eq!(
         code(node.prepare(&claim("a"))),
@@ -200,8 +204,11 @@ fn group_with_bound_bridge_is_excluded() {
     bind(node.fake(), bridge, "lpc_ich");
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
     assert_eq!(
-        reasons(&node),
-        [format!("its bridge {bridge} has the kernel driver lpc_ich")]
+        left_out(&node),
+        [because(
+            GPU,
+            &format!("IOMMU group 27: its bridge {bridge} has the kernel driver lpc_ich")
+        )]
     );
     assert_eq!(
         code(node.prepare(&claim("a"))),
@@ -240,8 +247,11 @@ fn group_in_two_pools_is_excluded() {
     let inventory = node.discover().unwrap();
     assert!(inventory.pools.iter().all(|pool| pool.devices.is_empty()));
     assert_eq!(
-        reasons(&node),
-        ["the config has its functions in several pools"]
+        left_out(&node),
+        [because(
+            GPU,
+            "IOMMU group 27: the config has its functions in several pools"
+        )]
     );
 }
 
@@ -409,7 +419,7 @@ fn variant_driver_is_bound_if_available() {
 }
 
 #[test]
-fn missing_iommu_is_logged() {
+fn functions_without_iommu_are_left_out() {
     let node = node();
     node.fake()
         .remove(&format!("{}/iommu_group", directory(GPU)));
@@ -417,8 +427,11 @@ fn missing_iommu_is_logged() {
         .remove(&format!("{}/iommu_group", directory(AUDIO)));
     assert_eq!(node.discover().unwrap().pools[0].devices, []);
     assert_eq!(
-        reasons(&node),
-        ["it is in no IOMMU group: enable the IOMMU of the node"; 2]
+        left_out(&node),
+        [GPU, AUDIO].map(|address| because(
+            address,
+            "it is in no IOMMU group: enable the IOMMU of the node"
+        ))
     );
     assert_eq!(
         code(node.prepare(&claim("a"))),

@@ -235,7 +235,7 @@ mod tests {
         let refused = facet("healt").unwrap_err();
         assert_eq!(
             refused,
-            "the facets of the contract are configuration, health, scheduling, telemetry"
+            "the facets of the contract are configuration, health, left-out, scheduling, telemetry"
         );
         let directory = tempfile::tempdir().unwrap();
         let new = directory.path().join("new");

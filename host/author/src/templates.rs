@@ -159,6 +159,11 @@ const RUST: Template = Template {
             files: &[("src/health.rs", text!("facets/rust/health.rs"))],
         },
         Facet {
+            name: "left-out",
+            joint: "mod left_out;\n",
+            files: &[("src/left_out.rs", text!("facets/rust/left_out.rs"))],
+        },
+        Facet {
             name: "scheduling",
             joint: "mod scheduling;\n",
             files: &[("src/scheduling.rs", text!("facets/rust/scheduling.rs"))],
@@ -210,6 +215,11 @@ const PYTHON: Template = Template {
             name: "health",
             joint: "from health import Health\n",
             files: &[("health.py", text!("facets/python/health.py"))],
+        },
+        Facet {
+            name: "left-out",
+            joint: "from left_out import LeftOut\n",
+            files: &[("left_out.py", text!("facets/python/left_out.py"))],
         },
         Facet {
             name: "scheduling",
@@ -266,6 +276,11 @@ const JAVASCRIPT: Template = Template {
             files: &[("health.js", text!("facets/javascript/health.js"))],
         },
         Facet {
+            name: "left-out",
+            joint: "export { leftOut } from \"./left-out.js\";\n",
+            files: &[("left-out.js", text!("facets/javascript/left-out.js"))],
+        },
+        Facet {
             name: "scheduling",
             joint: "export { scheduling } from \"./scheduling.js\";\n",
             files: &[("scheduling.js", text!("facets/javascript/scheduling.js"))],
@@ -304,6 +319,11 @@ const C: Template = Template {
             name: "health",
             joint: "",
             files: &[("health.c", text!("facets/c/health.c"))],
+        },
+        Facet {
+            name: "left-out",
+            joint: "",
+            files: &[("left_out.c", text!("facets/c/left_out.c"))],
         },
         Facet {
             name: "scheduling",
@@ -382,6 +402,17 @@ const GO: Template = Template {
                 (
                     "exports/export_nodedock_driver_health/export.go",
                     text!("facets/go/export_health.go"),
+                ),
+            ],
+        },
+        Facet {
+            name: "left-out",
+            joint: "",
+            files: &[
+                ("driver/left_out.go", text!("facets/go/left_out.go")),
+                (
+                    "exports/export_nodedock_driver_left_out/export.go",
+                    text!("facets/go/export_left_out.go"),
                 ),
             ],
         },
@@ -473,7 +504,7 @@ impl Facets {
     fn new(template: &Template, names: &[String]) -> Self {
         let has = |name: &str| names.iter().any(|facet| facet == name);
         let joints = template.facets.iter().filter(|facet| has(facet.name));
-        let traits: Vec<_> = names.iter().map(|name| capitalised(name)).collect();
+        let traits: Vec<_> = names.iter().map(|name| trait_name(name)).collect();
         let include =
             |name| format!("    include nodedock:driver/{name}{FACET_WORLD}@@CONTRACT@;\n");
         let golden = GOLDEN.iter().filter(|(name, _)| has(name));
@@ -489,10 +520,14 @@ impl Facets {
     }
 }
 
-fn capitalised(name: &str) -> String {
-    let mut letters = name.chars();
-    let first = letters.next().map(|first| first.to_ascii_uppercase());
-    first.into_iter().chain(letters).collect()
+/// Returns the name of a facet's trait in the SDK for Rust: `LeftOut` of `left-out`.
+fn trait_name(facet: &str) -> String {
+    let words = facet.split('-').flat_map(|word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|first| first.to_ascii_uppercase());
+        first.into_iter().chain(letters)
+    });
+    words.collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
@@ -630,7 +665,13 @@ mod tests {
         let facets = facets();
         assert_eq!(
             facets,
-            ["configuration", "health", "scheduling", "telemetry"]
+            [
+                "configuration",
+                "health",
+                "left-out",
+                "scheduling",
+                "telemetry"
+            ]
         );
         for language in LANGUAGES {
             let names: Vec<_> = template(language)
@@ -641,9 +682,10 @@ mod tests {
             assert_eq!(names, facets, "{language:?}");
             for facet in &facets {
                 let all = files_with(language, std::slice::from_ref(facet));
+                let file = facet.replace('-', "_");
                 let added = all
                     .keys()
-                    .filter(|path| path.contains(facet.as_str()))
+                    .filter(|path| path.replace('-', "_").contains(&file))
                     .count();
                 assert!(
                     added > 0 && all.len() == files_of(language).len() + added,
@@ -664,7 +706,7 @@ mod tests {
         let rust = String::from_utf8_lossy(&rust["src/lib.rs"]);
         assert!(
             rust.contains(
-                "export_driver!(NodeDriver: Configuration, Health, Scheduling, Telemetry);"
+                "export_driver!(NodeDriver: Configuration, Health, LeftOut, Scheduling, Telemetry);"
             ) && rust.contains("mod configuration;\nmod health;\n"),
             "{rust}"
         );

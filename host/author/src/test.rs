@@ -15,7 +15,9 @@ use super::workbench::{Found, SubjectArgs, Use, UseArgs, Workbench, Written, dev
 use super::{read, write_file};
 use nodedock_command::output::{Format, print_text};
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceHealth, DriverName, Inventory, PreparedClaim, Problem, Readings};
+use nodedock_model::{
+    DeviceHealth, DriverName, Inventory, LeftOutDevice, PreparedClaim, Problem, Readings,
+};
 use nodedock_wasm::{Trigger, WasmDriver};
 
 /// Devices that are prepared, one after the other, in the order of their names.
@@ -58,6 +60,9 @@ struct Tested {
     /// Values of devices, like the health.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     readings: BTreeMap<String, Readings>,
+    /// Reasons by the name of each device that the driver leaves out.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    left_out: BTreeMap<String, String>,
     claims: BTreeMap<String, ClaimResult>,
     /// Beyond the bound of this command; `None`: there are not so many.
     not_prepared: Option<usize>,
@@ -108,6 +113,7 @@ async fn test(bench: &Workbench, driver: &WasmDriver, with: &Use) -> Result<Test
         .with_context(|| format!("{name} does not discover its devices"))?;
     let Published {
         inventory,
+        left_out,
         health,
         telemetry,
     } = published;
@@ -149,9 +155,14 @@ async fn test(bench: &Workbench, driver: &WasmDriver, with: &Use) -> Result<Test
         inventory,
         health: health.collect(),
         readings: readings.collect(),
+        left_out: left_out.devices().iter().map(named_reason).collect(),
         claims,
         not_prepared,
     })
+}
+
+fn named_reason(device: &LeftOutDevice) -> (String, String) {
+    (device.name.clone(), device.reason.clone())
 }
 
 /// Prepares a claim for a device twice, and unprepares it; also one whose prepare failed, as a daemon does.

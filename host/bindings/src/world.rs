@@ -301,6 +301,7 @@ mod tests {
                 ("configuration", "nodedock:driver/configuration-facet@0.2.0"),
                 ("scheduling", "nodedock:driver/scheduling-facet@0.2.0"),
                 ("telemetry", "nodedock:driver/telemetry-facet@0.2.0"),
+                ("left-out", "nodedock:driver/left-out-facet@0.2.0"),
             ]
         );
         let refusal = world.unexported[0].refusal("driver.py");

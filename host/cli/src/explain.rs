@@ -1,4 +1,4 @@
-//! `nodedock explain`: the state of a claim or a driver, its problems, what happens next, and its history.
+//! `nodedock explain`: the state of a claim, a driver, an extended resource or a device, its problems, what happens next, and its history.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,6 +36,11 @@ pub(super) enum ExplainCommand {
         #[arg(add = Named::Resources.candidates())]
         name: String,
     },
+    /// A device, by [DRIVER/][NODE/][POOL/]NAME, or one that a driver sees and does not offer, by [DRIVER/]NAME
+    Device {
+        #[arg(add = Named::WholeDevices.candidates())]
+        name: String,
+    },
 }
 
 pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {
@@ -44,6 +49,7 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
         ExplainCommand::Claim { name, output } => claim(location, client, &name, output).await,
         ExplainCommand::Driver { name } => driver(client, &name).await,
         ExplainCommand::Resource { name } => resource(client, &name).await,
+        ExplainCommand::Device { name } => device(client, &name).await,
     }
 }
 
@@ -99,12 +105,14 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
     let drivers = client.list_drivers(request).await?.into_inner().drivers;
     let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
     if !drivers.is_empty() {
+        let left_out = devices(&mut client).await?.left_out;
         let lines = drivers.iter().flat_map(|driver| {
             let of_driver = node
                 .conditions
                 .iter()
                 .filter(|condition| is_of_driver(condition, driver));
-            driver_lines(driver, of_driver)
+            let left_out = left_out.iter().filter(|of| of.driver == driver.name);
+            driver_lines(driver, of_driver, left_out)
         });
         return print_text(&join(lines));
     }
@@ -144,11 +152,7 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
             [vec![format!("{name} is not offered")], conditions, adapter].concat(),
         ));
     };
-    let devices = client
-        .list_devices(v1::ListDevicesRequest::default())
-        .await?
-        .into_inner()
-        .devices;
+    let v1::ListDevicesResponse { devices, left_out } = devices(&mut client).await?;
     let of_resource = devices
         .iter()
         .filter(|device| device.extended_resource == resource.name);
@@ -156,7 +160,131 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
         .map(|device| format!("{}/{}", device.driver, device.pool))
         .collect();
     let lines = resource_lines(resource, &pools, &node.conditions);
-    print_text(&join([lines, adapter].concat()))
+    let left_out = left_out.iter().filter(|of| of.extended_resource == name);
+    let left_out = left_out.flat_map(left_out_lines).collect();
+    print_text(&join([lines, left_out, adapter].concat()))
+}
+
+async fn devices(client: &mut Client) -> Result<v1::ListDevicesResponse> {
+    let request = v1::ListDevicesRequest::default();
+    Ok(client.list_devices(request).await?.into_inner())
+}
+
+async fn device(mut client: Client, name: &str) -> Result<()> {
+    let answer = devices(&mut client).await?;
+    let lines = lines_of_device(&answer, name);
+    if lines.is_empty() {
+        Err(names::unknown("device", name))
+    } else {
+        print_text(&join(lines))
+    }
+}
+
+/// Describes every device of a name, offered or not.
+fn lines_of_device(answer: &v1::ListDevicesResponse, name: &str) -> Vec<String> {
+    let offered = answer.devices.iter().filter(|device| {
+        let local = device.pool.rsplit('/').next().unwrap_or_default();
+        [device.pool.as_str(), local]
+            .into_iter()
+            .any(|pool| is_called(&[&device.driver, pool, &device.name], name))
+    });
+    let mut lines: Vec<_> = offered.flat_map(device_lines).collect();
+    for of in &answer.left_out {
+        for device in &of.devices {
+            let v1::LeftOutDevice { name: own, reason } = device;
+            if is_called(&[&of.driver, &of.extended_resource, own], name) {
+                lines.push(format!("{own} of {} is not offered: {reason}", source(of)));
+            }
+        }
+    }
+    lines
+}
+
+/// Returns whether a name is that of a device, alone or behind the end of what it belongs to: `gpu-0`, `gpus/gpu-0`, `node-1/gpus/gpu-0`.
+fn is_called(path: &[&str], name: &str) -> bool {
+    let parts: Vec<_> = path
+        .iter()
+        .filter(|part| !part.is_empty())
+        .copied()
+        .collect();
+    let whole = parts.join("/");
+    let own = path.last().map_or(0, |own| own.len());
+    let is_end = whole
+        .strip_suffix(name)
+        .is_some_and(|before| before.is_empty() || before.ends_with('/'));
+    name.len() >= own && is_end
+}
+
+fn device_lines(device: &v1::Device) -> Vec<String> {
+    let v1::Device {
+        driver,
+        pool,
+        name,
+        health,
+        health_message,
+        extended_resource,
+        ..
+    } = device;
+    let of = [driver, pool].map(String::as_str);
+    let of = of.into_iter().filter(|part| !part.is_empty());
+    let mut lines = vec![format!(
+        "{name} of {} is offered",
+        of.collect::<Vec<_>>().join("/")
+    )];
+    let because = match health_message.as_str() {
+        "" => String::new(),
+        message => format!(": {message}"),
+    };
+    lines.push(format!("  health: {health}{because}"));
+    let users = device
+        .claims
+        .iter()
+        .map(|claim| format!("claim {}", describe::name(claim)));
+    let pods = device
+        .pods
+        .iter()
+        .map(|pod| format!("pod {}", describe::name(pod)));
+    let users: Vec<_> = users.chain(pods).collect();
+    let used = match users.as_slice() {
+        [] => "  free".to_owned(),
+        users => format!("  used by {}", users.join(", ")),
+    };
+    lines.push(used);
+    if !extended_resource.is_empty() {
+        lines.push(format!("  extended resource: {extended_resource}"));
+    }
+    let taints = device.taints.iter().map(describe::taint);
+    lines.extend(taints.map(|taint| format!("  taint: {taint}")));
+    lines
+}
+
+/// Names what leaves out devices: a driver, or the device plugin of a resource.
+fn source(left_out: &v1::LeftOut) -> String {
+    let v1::LeftOut {
+        driver,
+        extended_resource,
+        ..
+    } = left_out;
+    if extended_resource.is_empty() {
+        driver.clone()
+    } else {
+        format!("the device plugin of {extended_resource}")
+    }
+}
+
+fn left_out_lines(left_out: &v1::LeftOut) -> Vec<String> {
+    let v1::LeftOut { count, devices, .. } = left_out;
+    let mut lines = vec![format!(
+        "  not offered: {}",
+        describe::count(*count, "device")
+    )];
+    lines.extend(devices.iter().map(|device| {
+        let v1::LeftOutDevice { name, reason } = device;
+        format!("    {name}: {reason}")
+    }));
+    let more = usize::try_from(*count).map_or(0, |count| count.saturating_sub(devices.len()));
+    lines.extend((more > 0).then(|| format!("    and {more} more")));
+    lines
 }
 
 /// Describes an adapter's use of a resource, and the devices that it cannot offer yet.
@@ -283,10 +411,11 @@ fn absent_driver_lines(name: &str, claims: &[v1::ClaimStatus]) -> Vec<String> {
         .collect()
 }
 
-/// `conditions`: of this driver.
+/// `conditions` and `left_out`: of this driver.
 fn driver_lines<'a>(
     driver: &v1::Driver,
     conditions: impl IntoIterator<Item = &'a v1::Condition>,
+    left_out: impl IntoIterator<Item = &'a v1::LeftOut>,
 ) -> Vec<String> {
     let name = if driver.name.is_empty() {
         "driver of unknown name"
@@ -334,6 +463,7 @@ fn driver_lines<'a>(
         })
     };
     lines.extend(condition_lines(conditions, is_new));
+    lines.extend(left_out.into_iter().flat_map(left_out_lines));
     lines.extend(history(&driver.timeline));
     lines
 }
@@ -686,6 +816,61 @@ fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
 mod tests {
     use super::*;
 
+    fn left_out() -> v1::LeftOut {
+        v1::LeftOut {
+            driver: "gpu.example.com".to_owned(),
+            count: 3,
+            devices: vec![v1::LeftOutDevice {
+                name: "0000:3b:00.0".to_owned(),
+                reason: "its IOMMU group is shared".to_owned(),
+            }],
+            ..v1::LeftOut::default()
+        }
+    }
+
+    #[test]
+    fn device_explanation_has_left_out_devices() {
+        let offered = |pool: &str| v1::Device {
+            driver: "gpu.example.com".to_owned(),
+            pool: pool.to_owned(),
+            name: "gpu-0".to_owned(),
+            health: "unhealthy".to_owned(),
+            health_message: "too hot".to_owned(),
+            ..v1::Device::default()
+        };
+        let of_plugin = v1::LeftOut {
+            driver: "/plugins/nic.sock".to_owned(),
+            extended_resource: "example.com/nic".to_owned(),
+            ..left_out()
+        };
+        let answer = v1::ListDevicesResponse {
+            devices: vec![offered("node-1/a"), offered("node-1/b")],
+            left_out: vec![left_out(), of_plugin],
+        };
+        let lines = |name: &str| lines_of_device(&answer, name);
+        assert_eq!(
+            lines("gpu.example.com/a/gpu-0"),
+            [
+                "gpu-0 of gpu.example.com/node-1/a is offered",
+                "  health: unhealthy: too hot",
+                "  free"
+            ]
+        );
+        assert_eq!(lines("node-1/a/gpu-0"), lines("a/gpu-0"));
+        assert_eq!(lines("gpu-0").len(), 6);
+        assert_eq!(
+            lines("0000:3b:00.0"),
+            [
+                "0000:3b:00.0 of gpu.example.com is not offered: its IOMMU group is shared",
+                "0000:3b:00.0 of the device plugin of example.com/nic is not offered: its IOMMU group is shared",
+            ]
+        );
+        assert_eq!(lines("gpu.example.com/0000:3b:00.0").len(), 1);
+        for unknown in ["", "0", "pu-0", "gpu-0/", "a", "gpu.example.com"] {
+            assert!(lines(unknown).is_empty(), "{unknown}");
+        }
+    }
+
     #[test]
     fn standalone_adapter_explanation_mentions_no_kubelet() {
         let lines = |mechanism: &str| {
@@ -784,9 +969,13 @@ mod tests {
             condition("", "of the daemon"),
         ];
         let of_driver = conditions.iter().filter(|of| is_of_driver(of, &driver));
-        let text = join(driver_lines(&driver, of_driver));
+        let text = join(driver_lines(&driver, of_driver, &[left_out()]));
         assert_eq!(text.matches("no code").count(), 1, "{text}");
-        for part in ["claims hold devices", "slices are changed"] {
+        for part in [
+            "claims hold devices",
+            "slices are changed",
+            "  not offered: 3 devices\n    0000:3b:00.0: its IOMMU group is shared\n    and 2 more",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         for part in ["another", "of the daemon"] {

@@ -61,7 +61,7 @@ enum Command {
     /// Force-release a claim that its driver cannot unprepare
     #[command(subcommand)]
     Release(release::ReleaseCommand),
-    /// Show the state, the problems and the history of a claim, a driver or an extended resource
+    /// Show the state, the problems and the history of a claim, a driver, an extended resource or a device
     #[command(subcommand)]
     Explain(explain::ExplainCommand),
     /// Write, build, check, test, inspect and package drivers, and reload or resume a driver

@@ -23,8 +23,8 @@ use nodedock_base::printable::shorten;
 pub use nodedock_model::DeviceOptions;
 use nodedock_model::{
     ConfigSource, ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName,
-    ExtendedResource, HealthReport, Inventory, OpaqueConfig, PluginDevice, PreparedClaim, Problem,
-    ProblemCode, ReadingsReport, Uid, limit,
+    ExtendedResource, HealthReport, Inventory, LeftOut, OpaqueConfig, PluginDevice, PreparedClaim,
+    Problem, ProblemCode, ReadingsReport, Uid, limit,
 };
 
 /// Identity of a driver, constant over its life.
@@ -70,12 +70,14 @@ pub struct Driver {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Published {
     pub inventory: Inventory,
+    /// Devices that the driver sees and does not offer.
+    pub left_out: LeftOut,
     pub health: HealthReport,
     pub telemetry: Telemetry,
 }
 
 impl Published {
-    /// Returns whether another driver or the API server has to know of the difference. Readings are only read.
+    /// Returns whether another driver or the API server has to know of the difference. Readings and devices that are left out are only read.
     pub fn differs(&self, other: &Self) -> bool {
         self.inventory != other.inventory || self.health != other.health
     }

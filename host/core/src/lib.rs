@@ -12,6 +12,7 @@ pub mod driver;
 pub mod edit_sources;
 pub mod hardware;
 pub mod hardware_keys;
+mod left_out;
 pub mod manager;
 pub mod manifest;
 pub mod pools;

@@ -14,8 +14,8 @@ use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_kube::taints::AddedTaints;
 use nodedock_model::{
     AllocatedDevice, Allocation, AttributeValue, Claim, ClaimReference, Consumer, ContainerClaim,
-    ContainerKind, DriverName, NameError, ObjectRef, OpaqueConfig, PodContainer, PodRequest,
-    Problem, ProblemCode, Taint, is_dns_label, limit,
+    ContainerKind, DriverName, LeftOut, LeftOutDevice, NameError, ObjectRef, OpaqueConfig,
+    PodContainer, PodRequest, Problem, ProblemCode, Taint, is_dns_label, limit,
 };
 
 mod claims;
@@ -28,7 +28,7 @@ pub use claims::{
 use claims::{transition, worst_problem};
 pub use resources::{
     adapter, capacity, cover_request, covered, hint_scope, hints, plugin_device, set_mechanisms,
-    start_request,
+    source as resource_source, start_request,
 };
 
 /// Characters of a bad name that an error repeats.
@@ -616,6 +616,20 @@ pub fn driver(view: &DriverView, pools: &NodePools) -> v1::Driver {
             .map(|of| native(of, view.name.as_ref(), pools)),
         trust: view.trust.as_ref().map(trust),
     }
+}
+
+/// `driver`: of the devices, or the socket of a device plugin with this resource. `None`: nothing is left out.
+pub fn left_out(driver: &str, resource: &str, left_out: &LeftOut) -> Option<v1::LeftOut> {
+    let device = |device: &LeftOutDevice| v1::LeftOutDevice {
+        name: device.name.clone(),
+        reason: device.reason.clone(),
+    };
+    (left_out.count() > 0).then(|| v1::LeftOut {
+        driver: driver.to_owned(),
+        extended_resource: resource.to_owned(),
+        count: count(left_out.count()),
+        devices: left_out.devices().iter().map(device).collect(),
+    })
 }
 
 pub fn trust(trust: &TrustView) -> v1::DriverTrust {

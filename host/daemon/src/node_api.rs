@@ -353,6 +353,7 @@ impl Node for NodeApi {
         let wanted = &request.get_ref().driver;
         Ok(Response::new(ListDevicesResponse {
             devices: self.devices_of(wanted),
+            left_out: self.left_out_of(wanted),
         }))
     }
 
@@ -631,6 +632,24 @@ impl NodeApi {
         let of_plugins = plugin_devices(&capacity);
         devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == wanted));
         devices
+    }
+
+    /// What a driver, or a device plugin by its socket, leaves out; of all, if the name is empty.
+    fn left_out_of(&self, wanted: &str) -> Vec<v1::LeftOut> {
+        let drivers = self.registry.instances.all().into_iter();
+        let of_drivers = drivers.filter_map(|driver| {
+            let left_out = driver.inventory?.borrow().left_out.clone();
+            convert::left_out(driver.identity.name.as_str(), "", &left_out)
+        });
+        let capacity = self.manager.devices.capacity();
+        let of_plugins = capacity.resources.iter().filter_map(|resource| {
+            let source = convert::resource_source(&resource.source);
+            convert::left_out(&source, resource.name.as_str(), &resource.left_out)
+        });
+        of_drivers
+            .chain(of_plugins)
+            .filter(|left_out| wanted.is_empty() || left_out.driver == wanted)
+            .collect()
     }
 
     fn devices(&self, driver: &Driver, pods: &[PodView]) -> Vec<v1::Device> {

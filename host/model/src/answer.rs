@@ -6,16 +6,20 @@
 mod claim;
 mod identity;
 mod inventory;
+mod left_out;
 mod scheduling;
 mod telemetry;
 #[cfg(test)]
 mod tests;
 
-use super::{BindingConditions, Capacity, DeviceHealth, Edits, Taint, UnparsedValue};
+use super::{
+    BindingConditions, Capacity, DeviceHealth, Edits, LeftOutDevice, Taint, UnparsedValue,
+};
 
 pub use claim::prepared_claim;
 pub use identity::{Description, description, problem};
 pub use inventory::{health, inventory};
+pub use left_out::left_out;
 pub use scheduling::add_scheduling;
 pub use telemetry::readings;
 

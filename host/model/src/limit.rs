@@ -16,6 +16,12 @@ pub const READINGS_MAX: usize = 4096;
 pub const READING_NAME_BYTES_MAX: usize = 64;
 /// Devices of one driver: 32 ResourceSlices of 128.
 pub const DEVICES_MAX: usize = 4096;
+/// Devices that a driver reports as left out: as many as it may offer. Bytes of a name and of a reason, and devices that the host keeps and
+/// shows of one driver.
+pub const LEFT_OUT_MAX: usize = 4096;
+pub const LEFT_OUT_NAME_BYTES_MAX: usize = 253;
+pub const LEFT_OUT_REASON_BYTES_MAX: usize = 1024;
+pub const LEFT_OUT_SHOWN_MAX: usize = 256;
 /// Attributes and capacities of a device together (`resource.k8s.io/v1`).
 pub const ATTRIBUTES_MAX: usize = 32;
 /// Values over all attributes of a device, lists counted by entry (`resource.k8s.io/v1`).

@@ -132,6 +132,7 @@ pub enum ProblemCode {
     DeviceNodeMoved,
     DevicePluginRefused,
     DeviceUnknown,
+    DevicesLeftOut,
     DevicesNotGivenUp,
     DevicesUnhealthy,
     DriverAnswerNotValid,

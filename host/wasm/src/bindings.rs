@@ -64,5 +64,6 @@ pub mod types {
         Device, Inventory, Pool, Taint, TaintEffect,
     };
     pub use exports::health::{DeviceHealth, HealthState};
+    pub use exports::left_out::LeftOutDevice;
     pub use exports::telemetry::{DeviceReadings, Reading};
 }

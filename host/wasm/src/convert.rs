@@ -21,7 +21,7 @@ use nodedock_model::{
 };
 
 pub(super) use identity::driver_info;
-pub(super) use inventory::{health_report, inventory, readings_report};
+pub(super) use inventory::{health_report, inventory, left_out, readings_report};
 pub(super) use prepared::prepared_claim;
 pub(super) use scheduling::add_scheduling;
 

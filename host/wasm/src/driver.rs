@@ -12,7 +12,7 @@ use tokio::sync::OnceCell;
 
 use crate::bindings::types;
 use crate::calls::edits::Verifier;
-use crate::calls::guest_calls::{self, CallRecording, GuestRequest};
+use crate::calls::guest_calls::{self, CallRecording, Discovery, GuestRequest};
 use crate::calls::sandbox::{GuestCall, Sandbox};
 use crate::convert::{self, Refusal};
 use crate::host_functions::state::Scope;
@@ -29,8 +29,8 @@ use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef, PreparedClaim,
-    Problem, ProblemCode, ReadingsReport, Uid,
+    DriverClaim, DriverClaimRecord, HealthReport, Inventory, LeftOut, NodeKind, ObjectRef,
+    PreparedClaim, Problem, ProblemCode, ReadingsReport, Uid,
 };
 
 /// Time for which a call that only reads waits for its permits, in addition to its own time.
@@ -119,7 +119,7 @@ impl WasmDriver {
     /// Discovers the inventory, with the attributes that the host adds, then the devices' health and readings where the driver reports
     /// them. Readings that fail cost only themselves.
     pub async fn publish(&self, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
-        let mut inventory = self.discover(call, trigger).await?;
+        let (mut inventory, left_out) = self.discover_all(call, trigger).await?;
         let node = Arc::clone(&self.sandbox.scope.node);
         let look = self.sandbox.scope.look(move || {
             standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory)?;
@@ -131,6 +131,7 @@ impl WasmDriver {
         let read = self.read_telemetry(call).await;
         Ok(Published {
             inventory,
+            left_out,
             health,
             telemetry: read.map_or_else(
                 |problem| Telemetry {
@@ -183,6 +184,17 @@ impl WasmDriver {
 
     /// Discovers its devices on this node, with what it adds for the scheduler.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
+        let (inventory, _) = self.discover_all(call, trigger).await?;
+        Ok(inventory)
+    }
+
+    /// Discovers its devices on this node, with what it adds for the scheduler, and those that it leaves out; a driver without the facet
+    /// leaves out none.
+    async fn discover_all(
+        &self,
+        call: &Call,
+        trigger: Trigger,
+    ) -> Result<(Inventory, LeftOut), Problem> {
         let context = self.context(call);
         let recording = self.recording(call, || GuestRequest::Discover {
             context: context.clone(),
@@ -190,7 +202,11 @@ impl WasmDriver {
         });
         let guest = guest_calls::discover(context, trigger);
         let answer = self.call(call, Operation::Discover, None, recording, guest);
-        let (inventory, additions) = answer.await?.map_err(|problem| self.problem(problem))?;
+        let Discovery {
+            inventory,
+            additions,
+            left_out,
+        } = answer.await?.map_err(|problem| self.problem(problem))?;
         let driver = &self.info.name;
         let mut inventory =
             convert::inventory(driver, inventory).map_err(|why| self.refused(why))?;
@@ -198,7 +214,8 @@ impl WasmDriver {
             let added = convert::add_scheduling(driver, &mut inventory, additions);
             added.map_err(|why| self.refused(why))?;
         }
-        Ok(inventory)
+        let left_out = convert::left_out(left_out.unwrap_or_default());
+        Ok((inventory, left_out.map_err(|why| self.refused(why))?))
     }
 
     /// Checks the health of its devices; a driver without health reports none.

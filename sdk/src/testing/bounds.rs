@@ -319,6 +319,14 @@ pub fn readings(answer: &[crate::DeviceReadings]) -> Vec<String> {
     lines(answer::readings(answer.iter().map(of_device).collect()))
 }
 
+/// Returns the violations of the bounds in devices that are left out.
+pub fn left_out(answer: &[crate::LeftOutDevice]) -> Vec<String> {
+    let device = |device: &crate::LeftOutDevice| {
+        nodedock_model::LeftOutDevice::new(&device.name, &device.reason)
+    };
+    lines(answer::left_out(answer.iter().map(device).collect()))
+}
+
 /// Returns the violations of the bounds in a health result.
 pub fn health(answer: &[crate::DeviceHealth]) -> Vec<String> {
     let health = |health: &crate::DeviceHealth| answer::Health {

@@ -8,8 +8,8 @@ use nodedock_model::grant::{Naming, ceiling};
 use super::{FakeHost, Grant, bounds};
 use crate::{
     Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode,
-    DeviceReadings, Driver, Health, Host, Inventory, Outcomes, Prepared, Problem, Scheduling,
-    Telemetry, Trigger,
+    DeviceReadings, Driver, Health, Host, Inventory, LeftOut, LeftOutDevice, Outcomes, Prepared,
+    Problem, Scheduling, Telemetry, Trigger,
 };
 
 /// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, keeps
@@ -432,6 +432,28 @@ impl<D: Telemetry> Harness<D> {
         demand(
             "answer",
             beyond(&answer, |readings| bounds::readings(readings)),
+        );
+        answer
+    }
+}
+
+impl<D: LeftOut> Harness<D> {
+    /// Discovers the driver's devices and returns those that it leaves out.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If a result exceeds the bounds.
+    #[track_caller]
+    pub fn left_out(&self) -> Result<Vec<LeftOutDevice>, Problem> {
+        self.discover()?;
+        let answer = D::list_devices(&self.fake.host(), &self.ctx.borrow());
+        demand(
+            "answer",
+            beyond(&answer, |devices| bounds::left_out(devices)),
         );
         answer
     }

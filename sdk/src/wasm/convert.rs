@@ -5,6 +5,7 @@ use super::bindings::nodedock::driver::{
     device_nodes, host_files, log, net_interfaces, prepared_claims,
 };
 use super::health::exports::nodedock::driver::health;
+use super::left_out::exports::nodedock::driver::left_out;
 use super::scheduling::exports::nodedock::driver::scheduling;
 use super::telemetry::exports::nodedock::driver::telemetry;
 use crate::facts::Page;
@@ -276,6 +277,7 @@ impl Convert<wit::UnprepareOutcome> for (String, Result<(), Problem>) {
 // To the host: facets.
 same_fields!(DeviceReadings => telemetry::DeviceReadings: pool, device; into; all readings);
 same_fields!(Reading => telemetry::Reading: name, value; into; all);
+same_fields!(LeftOutDevice => left_out::LeftOutDevice: name, reason; into; all);
 same_fields!(DeviceHealth => health::DeviceHealth: pool, device, message; into state; all);
 
 impl Convert<scheduling::AllocatableMapping> for AllocatableMapping {

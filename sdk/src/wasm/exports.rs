@@ -7,11 +7,12 @@ use std::sync::Once;
 use super::bindings::exports::nodedock::driver::{discovery, identity, preparation};
 use super::bindings::nodedock::driver::{claims, common, inventory, log};
 use super::convert::{Convert, all};
-use super::{configuration, health, scheduling, telemetry};
-use crate::{Configuration, Driver, Health, Host, Scheduling, Telemetry};
+use super::{configuration, health, left_out, scheduling, telemetry};
+use crate::{Configuration, Driver, Health, Host, LeftOut, Scheduling, Telemetry};
 
 use configuration::exports::nodedock::driver::configuration as configuration_exports;
 use health::exports::nodedock::driver::health as health_exports;
+use left_out::exports::nodedock::driver::left_out as left_out_exports;
 use scheduling::exports::nodedock::driver::scheduling as scheduling_exports;
 use telemetry::exports::nodedock::driver::telemetry as telemetry_exports;
 
@@ -115,6 +116,16 @@ impl<D: Telemetry> telemetry_exports::Guest for Exported<D> {
         ctx: common::Context,
     ) -> Result<Vec<telemetry_exports::DeviceReadings>, common::Problem> {
         D::read(&host(), &ctx.convert())
+            .map(all)
+            .map_err(Convert::convert)
+    }
+}
+
+impl<D: LeftOut> left_out_exports::Guest for Exported<D> {
+    fn list_devices(
+        ctx: common::Context,
+    ) -> Result<Vec<left_out_exports::LeftOutDevice>, common::Problem> {
+        D::list_devices(&host(), &ctx.convert())
             .map(all)
             .map_err(Convert::convert)
     }

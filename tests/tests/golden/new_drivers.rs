@@ -112,7 +112,7 @@ impl New {
 }
 
 /// All facets of the contract.
-const FACETS: [&str; 2] = ["--facets", "configuration,health,scheduling"];
+const FACETS: [&str; 2] = ["--facets", "configuration,health,left-out,scheduling"];
 /// The world without one of them.
 const HEALTH: &str = "include nodedock:driver/health-facet@0.2.0;";
 
@@ -127,7 +127,7 @@ impl New {
     async fn has_facets_of_its_world(&self) {
         self.nodedock(&["driver", "inspect", "fast-nic.wasm"])
             .await
-            .done_with(&["facets    configuration, health, scheduling\n"]);
+            .done_with(&["facets    configuration, health, left-out, scheduling\n"]);
         self.replace("wit/world.wit", HEALTH, "");
         let refused = self.nodedock(&["driver", "build"]).await;
         let shown = format!("{}{}", refused.stdout, refused.stderr);
@@ -180,7 +180,7 @@ async fn new_rust_driver_is_complete() {
     new.is_complete().await;
     new.nodedock(&["driver", "inspect", "fast-nic.wasm"])
         .await
-        .done_with(&["facets    configuration, health, scheduling\n"]);
+        .done_with(&["facets    configuration, health, left-out, scheduling\n"]);
     new.runs(Command::new("cargo").args(["test", "--quiet"]))
         .await
         .done_with(&["test result: ok. 1 passed"]);

@@ -36,6 +36,8 @@ enum Fault {
     Gone,
     /// A list of devices is too large.
     ListTooLarge,
+    /// A driver sees a device that it does not offer, or a device of a plugin's list cannot be used.
+    LeftOut,
 }
 
 /// The code of each fault, and what `explain` says of it.
@@ -57,6 +59,18 @@ const FAULTS: &[(Fault, Kind, &str, &[&str])] = &[
         Kind::File,
         "driver-not-serving",
         &["is blocked", "MOCK_GPU_"],
+    ),
+    (
+        Fault::LeftOut,
+        Kind::File,
+        "devices-left-out",
+        &["not offered: 1 device", "gpu-9: its memory is broken"],
+    ),
+    (
+        Fault::LeftOut,
+        Kind::DevicePlugin,
+        "devices-left-out",
+        &["not offered: 1 device", "its ID has 600 bytes"],
     ),
     (
         Fault::Lost,
@@ -190,6 +204,18 @@ impl Scene {
                 }]);
                 RESOURCE.to_owned()
             }
+            (Fault::LeftOut, Driver::File) => {
+                let left_out = "leftOut:\n  - {name: gpu-9, reason: its memory is broken}\n";
+                let config = format!("{}{left_out}", side_file(MOCK_GPU, "config"));
+                daemon.drop_in("mock-gpu.config.yaml", config);
+                MOCK_GPU_FILE.to_owned()
+            }
+            (Fault::LeftOut, Driver::DevicePlugin(plugin)) => {
+                let mut devices = nics();
+                devices.push(Device::healthy(&"x".repeat(600)));
+                plugin.list(devices);
+                RESOURCE.to_owned()
+            }
             (fault, _) => panic!("no driver of that kind has the fault {fault:?}"),
         }
     }
@@ -211,7 +237,12 @@ impl Scene {
             }
             (Fault::Gone, Driver::Plugin(plugin)) => plugin.register().expect("it registers"),
             (Fault::Gone, Driver::DevicePlugin(plugin)) => *plugin = register_nics(daemon).await,
-            (Fault::ListTooLarge, Driver::DevicePlugin(plugin)) => plugin.list(nics()),
+            (Fault::ListTooLarge | Fault::LeftOut, Driver::DevicePlugin(plugin)) => {
+                plugin.list(nics());
+            }
+            (Fault::LeftOut, Driver::File) => {
+                daemon.drop_in("mock-gpu.config.yaml", side_file(MOCK_GPU, "config"));
+            }
             (fault, _) => panic!("no driver of that kind has the fault {fault:?}"),
         }
     }
@@ -305,6 +336,34 @@ async fn refused_update_is_a_condition() {
     daemon.drop_in(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
     scene
         .until_condition("driver-not-serving", MOCK_GPU_FILE, false)
+        .await;
+}
+
+/// The device itself is explained, by its name alone and behind the driver's.
+#[tokio::test]
+async fn left_out_device_is_explained() {
+    let mut scene = Scene::start(Kind::File).await;
+    let subject = scene.cause(Fault::LeftOut);
+    scene
+        .until_condition("devices-left-out", &subject, true)
+        .await;
+    let daemon = &scene.daemon;
+    let behind_driver = format!("{MOCK_GPU_NAME}/gpu-9");
+    for name in ["gpu-9", &behind_driver] {
+        daemon
+            .cli(&["explain", "device", name])
+            .await
+            .done_with(&["is not offered: its memory is broken"]);
+    }
+    daemon
+        .cli(&["explain", "device", "gpus/gpu-0"])
+        .await
+        .done_with(&["is offered", "used by claim default/a"]);
+    let unknown = daemon.cli(&["explain", "device", "gpu-10"]).await;
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+    scene.mend(Fault::LeftOut).await;
+    scene
+        .until_condition("devices-left-out", &subject, false)
         .await;
 }
 

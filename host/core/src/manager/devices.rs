@@ -44,6 +44,7 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::hardware::Hardware;
+use crate::left_out;
 use crate::manager::entry::{self, Choices};
 use crate::manager::pool_claims;
 use crate::manager::request::interrupted;
@@ -54,7 +55,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    ExtendedResource, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode, Uid, limit,
+    ExtendedResource, LeftOut, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode,
+    Uid, limit,
 };
 
 pub use crate::resources::{
@@ -65,11 +67,14 @@ pub(in crate::manager) use allocate::ChoiceSettings;
 pub use allocate::DeviceChoices;
 pub use nodedock_allocator::resource::{DeviceNodes, Question, TopologyHint, closest, parse_nodes};
 
-use crate::resources::{DeviceMetrics, Listed, Offer, Resources, list};
+use crate::resources::list::{self, Screened};
+use crate::resources::{DeviceMetrics, Listed, Offer, Resources};
 
 /// The resources, and which of them changed. Not locked over an await.
 struct DeviceState {
     resources: Resources,
+    /// Devices of plugins' last lists that are not used; of other resources there are none.
+    left_out: BTreeMap<ExtendedResource, LeftOut>,
     /// Resources whose change is not reported yet.
     unreported: BTreeSet<ExtendedResource>,
 }
@@ -165,6 +170,7 @@ impl Devices {
         let known = pool_claims::resources(records.table().pods().map(|pod| &**pod));
         let state = DeviceState {
             resources: Resources::remembered(known, Instant::now()),
+            left_out: BTreeMap::new(),
             unreported: BTreeSet::new(),
         };
         let devices = Arc::new(Self {
@@ -241,7 +247,7 @@ impl Devices {
         id
     }
 
-    /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
+    /// Sets a plugin's list. Devices that are left out and other faults of the list are conditions.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
         let adapters = self.adapting(id.resource());
         let max = if adapters.is_some() {
@@ -249,7 +255,11 @@ impl Devices {
         } else {
             limit::RESOURCE_DEVICES_MAX
         };
-        let (devices, faults) = list::screen(devices, max);
+        let Screened {
+            devices,
+            left_out,
+            faults,
+        } = list::screen(devices, max);
         let changed = if let Some(adapters) = adapters {
             adapters.listed(id.resource(), id.generation(), devices);
             false
@@ -259,15 +269,26 @@ impl Devices {
             changed
         };
         let subject = id.resource().as_str();
-        match faults.problem(id.resource()) {
-            Some(problem) => self.conditions.set(subject, problem),
-            None => self
-                .conditions
-                .clear(ProblemCode::DeviceListFaulty, subject),
-        }
+        let faults = faults.problem(id.resource());
+        self.conditions
+            .update(ProblemCode::DeviceListFaulty, subject, faults);
+        self.set_left_out(id.resource(), left_out);
         if changed {
             self.report_resources([id.resource().clone()]);
         }
+    }
+
+    /// Notes the devices of a plugin's list that are not used.
+    fn set_left_out(&self, resource: &ExtendedResource, left_out: LeftOut) {
+        let plugin = format!("the device plugin of {resource}");
+        let problem = left_out::problem(&left_out, &plugin, &format!("resource {resource}"));
+        self.conditions
+            .update(ProblemCode::DevicesLeftOut, resource.as_str(), problem);
+        let mut state = self.state.lock();
+        match left_out.count() {
+            0 => state.left_out.remove(resource),
+            _ => state.left_out.insert(resource.clone(), left_out),
+        };
     }
 
     /// A plugin's stream or registration ended. Has no effect if the registration was replaced. A list that is not used at all is a condition
@@ -325,6 +346,7 @@ impl Devices {
             name: name.clone(),
             source: offer.source.clone(),
             active: offer.is_active(),
+            left_out: state.left_out.get(name).cloned().unwrap_or_default(),
             options: offer
                 .plugin
                 .as_ref()

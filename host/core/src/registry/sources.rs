@@ -1,6 +1,7 @@
 //! The sources of drivers, each a file or a socket, with the state that is shown of it.
 //!
-//! Given each change of a source, it reports the change, sets a condition of the node while the source does not serve, and returns views.
+//! Given each change of a source, it reports the change, sets conditions of the node while the source does not serve and while its driver leaves out
+//! devices, and returns views.
 //! Knows no driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,12 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use parking_lot::RwLock;
 
 use crate::driver::DriverIdentity;
+use crate::left_out;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
-    ChangedKind, DriverKind, DriverName, HealthReport, Problem, ProblemCode, Transition, limit,
+    ChangedKind, DriverKind, DriverName, HealthReport, LeftOut, Problem, ProblemCode, Transition,
+    limit,
 };
 
 worded! {
@@ -62,6 +65,8 @@ pub struct DriverView {
     pub digest: String,
     pub summary: String,
     pub devices: usize,
+    /// Devices that the driver sees and does not offer.
+    pub left_out: LeftOut,
     pub missing_grants: Vec<String>,
     /// Properties of the parameters in claims and classes, in one line; `None` for a driver without their schema.
     pub parameters: Option<String>,
@@ -204,8 +209,13 @@ impl Sources {
         Some(outcome)
     }
 
-    /// Makes the condition of a source as its state. Called with the views locked, so that an outdated one is not shown last.
+    /// Makes the conditions of a source as its state. Called with the views locked, so that an outdated one is not shown last.
     fn settle(&self, view: &DriverView) {
+        self.conditions.update(
+            ProblemCode::DevicesLeftOut,
+            &view.source,
+            devices_left_out(view),
+        );
         // A file that is read again does not end the condition, the outcome does.
         if view.kind == DriverKind::Wasm && view.state.is_under_way() {
             return;
@@ -226,7 +236,9 @@ impl Sources {
 
     pub(super) fn remove(&self, source: &str) -> Option<DriverView> {
         let mut views = self.views.write();
-        self.conditions.clear(ProblemCode::DriverNotServing, source);
+        for code in [ProblemCode::DriverNotServing, ProblemCode::DevicesLeftOut] {
+            self.conditions.clear(code, source);
+        }
         views.remove(source)
     }
 
@@ -302,6 +314,12 @@ impl Sources {
     }
 }
 
+/// Returns the problem of a driver that leaves out devices.
+fn devices_left_out(view: &DriverView) -> Option<Problem> {
+    let driver = format!("driver {}", view.called());
+    left_out::problem(&view.left_out, &driver, &driver)
+}
+
 /// Returns the problem of a source that does not serve, or whose newest file does not. A quarantine has a condition of its own.
 fn not_serving(view: &DriverView) -> Option<Problem> {
     let DriverView {
@@ -335,6 +353,7 @@ fn not_serving(view: &DriverView) -> Option<Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nodedock_model::LeftOutDevice;
 
     fn view(state: DriverState, kind: DriverKind, reason: &str) -> DriverView {
         DriverView {
@@ -417,6 +436,19 @@ mod tests {
         set(DriverState::Failed);
         sources.remove("gpu.wasm");
         assert!(!is_set());
+
+        let leave_out = |devices: Vec<LeftOutDevice>| {
+            sources.update(DriverKind::Wasm, "gpu.wasm", |view| {
+                view.left_out = LeftOut::of(devices);
+            });
+            conditions.is_set(ProblemCode::DevicesLeftOut, "gpu.wasm")
+        };
+        let console = LeftOutDevice::new("ttyS0", "it is a console");
+        assert!(leave_out(vec![console.clone()]));
+        assert!(!leave_out(Vec::new()));
+        assert!(leave_out(vec![console]));
+        sources.remove("gpu.wasm");
+        assert_eq!(conditions.list(), []);
 
         // The name's condition is enough.
         let taken = Problem::conflict(ProblemCode::DriverNameTaken, "of another");

@@ -1,8 +1,12 @@
-//! Checks the list of a plugin: faulty devices are dropped and reported. Pure.
+//! Checks the list of a plugin: devices that cannot be used are left out, other faults are mended, and both are reported. Pure.
 
 use std::collections::BTreeMap;
 
-use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
+use nodedock_base::printable::one_line;
+use nodedock_model::limit::{LEFT_OUT_NAME_BYTES_MAX, LEFT_OUT_SHOWN_MAX};
+use nodedock_model::{
+    ExtendedResource, LeftOut, LeftOutDevice, PluginDevice, Problem, ProblemCode, limit,
+};
 
 /// Bytes of a device's id, which is in the checkpoint and in every response: the longest in use have about 100.
 const DEVICE_ID_BYTES_MAX: usize = 512;
@@ -10,16 +14,24 @@ const DEVICE_ID_BYTES_MAX: usize = 512;
 /// Characters of an id in a message.
 const ID_SHOWN_MAX: usize = 64;
 
-/// The faults of a list.
+/// Name of a device whose id is empty.
+const NO_ID: &str = "(no ID)";
+
+/// A list as the host uses it.
+#[derive(Debug, Default)]
+pub(crate) struct Screened {
+    /// The usable devices by id.
+    pub(crate) devices: BTreeMap<String, PluginDevice>,
+    pub(crate) left_out: LeftOut,
+    /// Faults of devices that are used.
+    pub(crate) faults: Faults,
+}
+
+/// The faults of a list that cost no device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
-    empty: usize,
-    long: usize,
     twice: usize,
     nodes: usize,
-    beyond: usize,
-    /// So many devices are used at most.
-    max: usize,
     /// One of the faulty devices.
     example: Option<String>,
 }
@@ -33,20 +45,8 @@ impl Faults {
     /// None: the list has no faults.
     pub(crate) fn problem(&self, resource: &ExtendedResource) -> Option<Problem> {
         let counted = [
-            (self.empty, "without an id are dropped".to_owned()),
-            (
-                self.long,
-                format!(
-                    "with an id of more than {} bytes are dropped",
-                    DEVICE_ID_BYTES_MAX
-                ),
-            ),
-            (self.twice, "are listed again and count once".to_owned()),
-            (self.nodes, "name NUMA nodes that no machine has".to_owned()),
-            (
-                self.beyond,
-                format!("beyond the first {} by id are dropped", self.max),
-            ),
+            (self.twice, "are listed again and count once"),
+            (self.nodes, "name NUMA nodes that no machine has"),
         ];
         let found = counted.iter().filter(|(count, _)| *count > 0);
         let faults: Vec<_> = found
@@ -68,22 +68,37 @@ impl Faults {
     }
 }
 
-/// The usable devices of a list, by id, at most `max`. A device that is listed twice is healthy if both entries say so.
-pub(crate) fn screen(
-    listed: &[PluginDevice],
-    max: usize,
-) -> (BTreeMap<String, PluginDevice>, Faults) {
+/// Devices that are not used: their number, and as many of them as are shown.
+#[derive(Default)]
+struct Unused {
+    count: usize,
+    devices: Vec<LeftOutDevice>,
+}
+
+impl Unused {
+    fn add(&mut self, id: &str, reason: &str) {
+        self.count += 1;
+        if self.devices.len() < LEFT_OUT_SHOWN_MAX {
+            let name = if id.is_empty() { NO_ID } else { id };
+            let name = one_line(name, LEFT_OUT_NAME_BYTES_MAX);
+            self.devices.push(LeftOutDevice::new(name, reason));
+        }
+    }
+}
+
+/// Checks a list, of which at most `max` devices are used. A device that is listed twice is healthy if both entries say so.
+pub(crate) fn screen(listed: &[PluginDevice], max: usize) -> Screened {
     let mut devices: BTreeMap<String, PluginDevice> = BTreeMap::new();
-    let mut faults = Faults {
-        max,
-        ..Faults::default()
-    };
+    let (mut faults, mut unused) = (Faults::default(), Unused::default());
     for device in listed {
         if device.id.is_empty() {
-            faults.empty += 1;
+            unused.add("", "the plugin lists it without an ID");
         } else if device.id.len() > DEVICE_ID_BYTES_MAX {
-            faults.long += 1;
-            faults.note(&device.id);
+            let reason = format!(
+                "its ID has {} bytes, and at most {DEVICE_ID_BYTES_MAX} are used",
+                device.id.len()
+            );
+            unused.add(&device.id, &reason);
         } else if let Some(known) = devices.get_mut(&device.id) {
             known.healthy &= device.healthy;
             faults.twice += 1;
@@ -94,10 +109,16 @@ pub(crate) fn screen(
     }
     // By id, so that a plugin that lists in another order each time has the same devices each time.
     if let Some(first) = devices.keys().nth(max).cloned() {
-        faults.beyond = devices.split_off(&first).len();
-        faults.note(&first);
+        let reason = format!("only the first {max} devices by ID are used");
+        for id in devices.split_off(&first).into_keys() {
+            unused.add(&id, &reason);
+        }
     }
-    (devices, faults)
+    Screened {
+        devices,
+        left_out: LeftOut::counted(unused.count, unused.devices),
+        faults,
+    }
 }
 
 fn with_real_nodes(device: &PluginDevice, faults: &mut Faults) -> PluginDevice {
@@ -130,20 +151,26 @@ mod tests {
 
     #[test]
     fn good_list_is_accepted_unchanged() {
-        let (devices, faults) = screen(&[device("b", &[0]), sick("a")], 10);
+        let screened = screen(&[device("b", &[0]), sick("a")], 10);
+        let devices = screened.devices;
         assert_eq!(
             (devices.len(), devices["a"].healthy, devices["b"].healthy),
             (2, false, true)
         );
-        assert_eq!(faults.problem(&resource("gpu")), None);
-        assert_eq!(screen(&[], 10).0.len(), 0);
+        assert_eq!(screened.faults.problem(&resource("gpu")), None);
+        assert_eq!(screened.left_out, LeftOut::default());
+        assert_eq!(screen(&[], 10).devices.len(), 0);
     }
 
     #[test]
-    fn faulty_entries_are_dropped_and_reported() {
+    fn faulty_entries_are_reported() {
         let long = "x".repeat(DEVICE_ID_BYTES_MAX + 1);
         let fits = "x".repeat(DEVICE_ID_BYTES_MAX);
-        let (devices, faults) = screen(
+        let Screened {
+            devices,
+            left_out,
+            faults,
+        } = screen(
             &[
                 device("", &[]),
                 device(&long, &[]),
@@ -159,15 +186,17 @@ mod tests {
             (false, vec![0, 1])
         );
         let words = words(&faults);
-        for said in [
-            "1 without an id",
-            "1 with an id of more",
-            "1 are listed again",
-            "1 name NUMA nodes",
-        ] {
+        for said in ["1 are listed again", "1 name NUMA nodes"] {
             assert!(words.contains(said), "{words}");
         }
         assert!(words.len() < limit::PROBLEM_MESSAGE_BYTES_MAX, "{words}");
+        let [empty, long] = left_out.devices() else {
+            panic!("{left_out:?}")
+        };
+        assert_eq!(empty.name, NO_ID);
+        assert!(empty.reason.contains("without an ID"), "{empty:?}");
+        assert!(long.name.len() <= LEFT_OUT_NAME_BYTES_MAX, "{long:?}");
+        assert!(long.reason.contains("513 bytes"), "{long:?}");
     }
 
     #[test]
@@ -175,15 +204,17 @@ mod tests {
         let mut listed: Vec<_> = (0..100_000)
             .map(|n| device(&format!("{n:06}"), &[n % 4]))
             .collect();
-        let (first, faults) = screen(&listed, 10_000);
+        let first = screen(&listed, 10_000);
         listed.reverse();
-        assert_eq!(screen(&listed, 10_000).0, first);
-        assert_eq!((first.len(), faults.beyond), (10_000, 90_000));
-        assert_eq!(first.keys().next_back().unwrap(), "009999");
-        assert!(
-            words(&faults).contains("90000 beyond the first 10000"),
-            "{}",
-            words(&faults)
-        );
+        let again = screen(&listed, 10_000);
+        assert_eq!(again.devices, first.devices);
+        assert_eq!(again.left_out, first.left_out);
+        assert_eq!(first.devices.len(), 10_000);
+        assert_eq!(first.devices.keys().next_back().unwrap(), "009999");
+        let left_out = first.left_out;
+        assert_eq!((left_out.count(), left_out.devices().len()), (90_000, 256));
+        let beyond = &left_out.devices()[0];
+        assert_eq!(beyond.name, "010000");
+        assert!(beyond.reason.contains("first 10000 devices"), "{beyond:?}");
     }
 }

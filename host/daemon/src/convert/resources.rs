@@ -207,7 +207,8 @@ pub fn adapter(
     }
 }
 
-fn source(source: &ResourceSource) -> String {
+/// Returns a driver's name, or the path of a device plugin's socket.
+pub fn source(source: &ResourceSource) -> String {
     match source {
         ResourceSource::Plugin(path) => path.display().to_string(),
         ResourceSource::Pools(driver) => driver.to_string(),

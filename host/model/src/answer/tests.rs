@@ -1,7 +1,9 @@
 // Answers that are accepted come through the conversions of `nodedock-wasm` and of the SDK, and their tests.
 use super::*;
 use crate::check::Findings;
-use crate::limit::MEMO_BYTES_MAX;
+use crate::limit::{
+    LEFT_OUT_MAX, LEFT_OUT_NAME_BYTES_MAX, LEFT_OUT_REASON_BYTES_MAX, MEMO_BYTES_MAX,
+};
 use crate::{Condition, DeviceNode, DriverName, NetDevice, NetworkData};
 
 fn driver() -> DriverName {
@@ -494,6 +496,36 @@ fn readings_are_named_finite_and_bounded() {
         ),
     ] {
         let text = readings(bad).unwrap_err().to_string();
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+#[test]
+fn left_out_devices_are_bounded_lines() {
+    let of = |name: &str, reason: &str| LeftOutDevice::new(name, reason);
+    let many = |count: usize| (0..count).map(|n| of(&format!("tty{n:04}"), "a console"));
+    let good = left_out(vec![of("b", "too old"), of("a", "in use")]).unwrap();
+    assert_eq!(good.devices(), [of("a", "in use"), of("b", "too old")]);
+    let all = left_out(many(LEFT_OUT_MAX).collect()).unwrap();
+    assert_eq!(all.count(), LEFT_OUT_MAX);
+    let shown = all.devices();
+    assert_eq!((shown.len(), &*shown[255].name), (256, "tty0255"));
+    assert_eq!(left_out(Vec::new()).unwrap(), crate::LeftOut::default());
+
+    let longest = "x".repeat(LEFT_OUT_REASON_BYTES_MAX);
+    left_out(vec![of(&longest[..LEFT_OUT_NAME_BYTES_MAX], &longest)]).unwrap();
+    let long = format!("{longest}x");
+    for (bad, expected) in [
+        (vec![of("", "why")], "devices[0]: name is empty"),
+        (vec![of("a", "")], "devices[0]: reason is empty"),
+        (vec![of(&long[..254], "why")], "name has 254 bytes"),
+        (vec![of("a", &long)], "reason has 1025 bytes"),
+        (vec![of("a\nb", "why")], "control character"),
+        (vec![of("a", "b\u{1b}[2J")], "control character"),
+        (vec![of("a", "x"), of("a", "y")], "\"a\" occurs twice"),
+        (many(LEFT_OUT_MAX + 1).collect(), "4097 devices"),
+    ] {
+        let text = left_out(bad).unwrap_err().to_string();
         assert!(text.contains(expected), "{expected}: {text}");
     }
 }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::bindings::exports::nodedock::driver::scheduling::Additions;
 use crate::bindings::types::{
-    Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, Inventory, PrepareOutcome, Problem,
-    UnprepareOutcome,
+    Claim, ClaimRecord, Context, DeviceHealth, DeviceReadings, Inventory, LeftOutDevice,
+    PrepareOutcome, Problem, UnprepareOutcome,
 };
 use crate::calls::sandbox::GuestCall;
 use crate::host_functions::tap::Tap;
@@ -18,8 +18,31 @@ use nodedock_base::clock::now_ms;
 use nodedock_core::driver::Call;
 use nodedock_core::recording::{CallOutcome, Failure, Raw, RecordedCall, Recorder, Revision, raw};
 
-/// An inventory, and what the driver adds for the scheduler.
-pub(crate) type Discovered = Result<(Inventory, Option<Additions>), Problem>;
+/// An inventory, with what the driver adds for the scheduler and what it leaves out.
+#[derive(Debug)]
+pub(crate) struct Discovery {
+    pub(crate) inventory: Inventory,
+    /// None: the driver does not export the facet.
+    pub(crate) additions: Option<Additions>,
+    pub(crate) left_out: Option<Vec<LeftOutDevice>>,
+}
+
+/// Recordings have a list: the inventory, the additions or null, and the devices that are left out if the driver exports the facet.
+impl Serialize for Discovery {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self {
+            inventory,
+            additions,
+            left_out,
+        } = self;
+        match left_out {
+            Some(left_out) => (inventory, additions, left_out).serialize(serializer),
+            None => (inventory, additions).serialize(serializer),
+        }
+    }
+}
+
+pub(crate) type Discovered = Result<Discovery, Problem>;
 
 /// A call with its arguments.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,14 +102,30 @@ pub(crate) fn discover(context: Context, trigger: Trigger) -> impl GuestCall<Dis
                 Ok(inventory) => inventory,
                 Err(problem) => return Ok(Err(problem)),
             };
-            let Some(scheduling) = &exports.scheduling else {
-                return Ok(Ok((inventory, None)));
+            let additions = match &exports.scheduling {
+                Some(scheduling) => {
+                    let scheduling = scheduling.load(&mut *store, instance)?;
+                    let additions = scheduling.call_schedule(&mut *store, &context, &inventory);
+                    Some(additions.await?)
+                }
+                None => None,
             };
-            let scheduling = scheduling.load(&mut *store, instance)?;
-            let additions = scheduling
-                .call_schedule(store, &context, &inventory)
-                .await?;
-            Ok(additions.map(|additions| (inventory, Some(additions))))
+            let additions = match additions.transpose() {
+                Ok(additions) => additions,
+                Err(problem) => return Ok(Err(problem)),
+            };
+            let left_out = match &exports.left_out {
+                Some(left_out) => {
+                    let left_out = left_out.load(&mut *store, instance)?;
+                    Some(left_out.call_list_devices(store, &context).await?)
+                }
+                None => None,
+            };
+            Ok(left_out.transpose().map(|left_out| Discovery {
+                inventory,
+                additions,
+                left_out,
+            }))
         })
     })
 }
@@ -254,5 +293,30 @@ pub(crate) fn to_failure(failure: &CallFailure) -> Failure {
         code: failure.code().to_string(),
         message: failure.to_string(),
         by_time,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{json, to_value};
+
+    /// A recording of a driver without the facet is replayed by hosts from before it, and the other way round.
+    #[test]
+    fn facet_alone_changes_the_recording() {
+        let discovery = |left_out| Discovery {
+            inventory: Inventory { pools: Vec::new() },
+            additions: None,
+            left_out,
+        };
+        let without = to_value(discovery(None)).unwrap();
+        assert_eq!(without, json!([{"pools": []}, null]));
+        let device = LeftOutDevice {
+            name: "ttyS0".to_owned(),
+            reason: "it is a console".to_owned(),
+        };
+        let with = to_value(discovery(Some(vec![device]))).unwrap();
+        let device = json!({"name": "ttyS0", "reason": "it is a console"});
+        assert_eq!(with, json!([{"pools": []}, null, [device]]));
     }
 }

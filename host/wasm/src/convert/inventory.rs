@@ -1,11 +1,11 @@
-//! Inventories, health and readings.
+//! Inventories, devices that are left out, health and readings.
 
 use super::{Checked, labels};
 use crate::bindings::nodedock::driver::inventory::CapacityRange;
 use crate::bindings::types as guest;
 use nodedock_model::{
     Capacity, CapacityChoice, CapacityPolicy, DeviceHealth, DriverName, HealthReport, HealthState,
-    Inventory, ReadingsReport, Taint, TaintEffect, UnparsedValue, answer,
+    Inventory, LeftOut, LeftOutDevice, ReadingsReport, Taint, TaintEffect, UnparsedValue, answer,
 };
 
 pub(in super::super) fn inventory(
@@ -126,6 +126,14 @@ fn counter_set(set: guest::CounterSet) -> answer::CounterSet {
         name,
         counters: counters.into_iter().map(counter).collect(),
     }
+}
+
+pub(in super::super) fn left_out(devices: Vec<guest::LeftOutDevice>) -> Checked<LeftOut> {
+    let device = |guest::LeftOutDevice { name, reason }: guest::LeftOutDevice| LeftOutDevice {
+        name,
+        reason,
+    };
+    Ok(answer::left_out(devices.into_iter().map(device).collect())?)
 }
 
 pub(in super::super) fn health_report(report: Vec<guest::DeviceHealth>) -> Checked<HealthReport> {

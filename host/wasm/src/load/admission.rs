@@ -42,7 +42,13 @@ const CAPABILITIES: &[&str] = &[
     "sysfs-write",
 ];
 const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
-const FACETS: &[&str] = &["configuration", "health", "scheduling", "telemetry"];
+const FACETS: &[&str] = &[
+    "configuration",
+    "health",
+    "left-out",
+    "scheduling",
+    "telemetry",
+];
 /// Names that an error lists.
 const NAMES_SHOWN: usize = 8;
 /// Imports and exports of a component: drivers of Python have some thirty.

@@ -35,6 +35,7 @@ pub(crate) struct Exports {
     pub(crate) preparation: exports::preparation::GuestIndices,
     pub(crate) configuration: Option<exports::configuration::GuestIndices>,
     pub(crate) health: Option<exports::health::GuestIndices>,
+    pub(crate) left_out: Option<exports::left_out::GuestIndices>,
     pub(crate) scheduling: Option<exports::scheduling::GuestIndices>,
     pub(crate) telemetry: Option<exports::telemetry::GuestIndices>,
 }
@@ -48,6 +49,9 @@ impl Exports {
         let health = facets
             .contains(&"health")
             .then(|| exports::health::GuestIndices::new(pre));
+        let left_out = facets
+            .contains(&"left-out")
+            .then(|| exports::left_out::GuestIndices::new(pre));
         let scheduling = facets
             .contains(&"scheduling")
             .then(|| exports::scheduling::GuestIndices::new(pre));
@@ -60,6 +64,7 @@ impl Exports {
             preparation: exports::preparation::GuestIndices::new(pre)?,
             configuration: configuration.transpose()?,
             health: health.transpose()?,
+            left_out: left_out.transpose()?,
             scheduling: scheduling.transpose()?,
             telemetry: telemetry.transpose()?,
         })
@@ -75,6 +80,10 @@ impl Exports {
             .map(|facet| facet.load(&mut *store, instance))
             .transpose()?;
         self.health
+            .as_ref()
+            .map(|facet| facet.load(&mut *store, instance))
+            .transpose()?;
+        self.left_out
             .as_ref()
             .map(|facet| facet.load(&mut *store, instance))
             .transpose()?;

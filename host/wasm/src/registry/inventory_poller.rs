@@ -221,6 +221,7 @@ impl InventoryPoller {
 
     fn publish(&self, found: Published, duration_us: u64) {
         let devices = found.inventory.device_count();
+        let left_out = found.left_out.clone();
         let problem = found.telemetry.problem.clone();
         let changed = self.published.send_if_modified(|known| {
             let changed = known.differs(&found);
@@ -234,6 +235,7 @@ impl InventoryPoller {
                 .as_ref()
                 .is_some_and(|problem| !is_known(view, problem));
             view.problem.clone_from(&problem);
+            view.left_out = left_out;
             if is_new_problem {
                 view.note(
                     "telemetry failed",

@@ -450,6 +450,7 @@ impl Worker {
             name: reserved,
         } = ready;
         let devices = found.inventory.device_count();
+        let left_out = found.left_out.clone();
         let telemetry_problem = found.telemetry.problem.clone();
         let (published, inventory) = watch::channel(Arc::new(found));
         let of_serving = inventory.clone();
@@ -495,6 +496,7 @@ impl Worker {
             view.state = DriverState::Serving;
             view.reason = String::new();
             view.devices = devices;
+            view.left_out = left_out;
             view.discovered_ms = Some(nodedock_base::clock::now_ms());
             view.problem.clone_from(&telemetry_problem);
             view.note("serving", cause, duration_us, None);

@@ -15,6 +15,7 @@ use super::guest::PREPARE_ONE;
 use super::hostile::{node, table};
 use super::*;
 use nodedock_core::driver::ClaimDriver;
+use nodedock_model::LeftOutDevice;
 
 /// Exported functions: `interface.function`, the file in `src` that calls it, and a test of it with a guest: its file in `src/tests`, and its
 /// name.
@@ -84,6 +85,12 @@ const EXPORTS: &[(&str, &str, &str, &str)] = &[
         "calls/guest_calls.rs",
         "contract.rs",
         "additions_of_a_guest_are_taken",
+    ),
+    (
+        "left-out.list-devices",
+        "calls/guest_calls.rs",
+        "contract.rs",
+        "left_out_devices_of_a_guest_are_taken",
     ),
 ];
 
@@ -269,6 +276,11 @@ const RECORDS: &[(&str, Way, &str)] = &[
     ("telemetry.reading", Way::ToHost, "convert/inventory.rs"),
     (
         "telemetry.device-readings",
+        Way::ToHost,
+        "convert/inventory.rs",
+    ),
+    (
+        "left-out.left-out-device",
         Way::ToHost,
         "convert/inventory.rs",
     ),
@@ -576,6 +588,33 @@ async fn readings_of_a_guest_are_taken() {
     let driver = stage.load(&reads("Temperature")).await;
     let problem = driver.read_telemetry(&a_call()).await.unwrap_err();
     assert_eq!(problem.code, "driver-answer-not-valid", "{problem}");
+}
+
+#[tokio::test]
+async fn left_out_devices_of_a_guest_are_taken() {
+    let stage = Stage::new();
+    let devices = json!([{"name": "p", "devices": [{"name": "d"}]}]);
+    let guest = Guest::default().discovers(json!({"ok": {"pools": devices}}));
+    let leaves_out = |name: &str| {
+        let answer = json!({"ok": [{"name": name, "reason": "it is a console"}]});
+        guest.clone().leaves_out(answer)
+    };
+    let driver = stage.load(&leaves_out("ttyS0")).await;
+    let published = driver.publish(&a_call(), Trigger::Load).await.unwrap();
+    assert_eq!(published.inventory.device_count(), 1);
+    let left_out = published.left_out;
+    let expected = LeftOutDevice::new("ttyS0", "it is a console");
+    assert_eq!((left_out.count(), left_out.devices()), (1, &[expected][..]));
+
+    let driver = stage.load(&leaves_out("two\nlines")).await;
+    let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
+    assert_eq!(problem.code, "driver-answer-not-valid", "{problem}");
+    assert!(problem.message.contains("devices[0]: name"), "{problem}");
+
+    let problem = json!({"kind": "unavailable", "code": "io-error", "message": "no memory"});
+    let driver = stage.load(&guest.leaves_out(json!({"err": problem}))).await;
+    let problem = driver.discover(&a_call(), Trigger::Load).await.unwrap_err();
+    assert_eq!(problem.code, "io-error", "{problem}");
 }
 
 /// The records of all interfaces, as `interface.record`, with their fields.

@@ -52,6 +52,7 @@ impl Default for Guest {
 /// Worlds of a driver with one facet: a tool embeds several worlds instead.
 const WORLDS: &str = "package nodedock:worlds;
     world measurable { include nodedock:driver/driver@VERSION; include nodedock:driver/telemetry-facet@VERSION; }
+    world selective { include nodedock:driver/driver@VERSION; include nodedock:driver/left-out-facet@VERSION; }
     world observable { include nodedock:driver/driver@VERSION; include nodedock:driver/health-facet@VERSION; }
     world schedulable { include nodedock:driver/driver@VERSION; include nodedock:driver/scheduling-facet@VERSION; }
     world configurable { include nodedock:driver/driver@VERSION; include nodedock:driver/configuration-facet@VERSION; }";
@@ -191,7 +192,7 @@ impl Guest {
         let worlds = WORLDS.replace("@VERSION", &format!("@{}", self.version));
         if matches!(
             self.world,
-            "observable" | "measurable" | "configurable" | "schedulable"
+            "observable" | "measurable" | "configurable" | "schedulable" | "selective"
         ) {
             package = resolve.push_str("worlds.wit", &worlds).unwrap();
         }

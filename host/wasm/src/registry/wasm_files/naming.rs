@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Next, Refusal, Worker};
 use nodedock_core::registry::names::{BindError, NameRefusal, NameReservation};
-use nodedock_model::DriverName;
+use nodedock_model::{DriverName, LeftOut};
 
 impl Worker {
     /// Reserves the name that the file describes.
@@ -61,7 +61,10 @@ impl Worker {
         };
         let refusal = self.not_named(&name, NameRefusal::Belongs(owner));
         self.retire();
-        self.show(|view| view.devices = 0);
+        self.show(|view| {
+            view.devices = 0;
+            view.left_out = LeftOut::default();
+        });
         self.refused(&refusal, Instant::now(), "name");
         self.awaited_name = Some(name);
     }

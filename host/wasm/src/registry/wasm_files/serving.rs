@@ -16,7 +16,7 @@ use nodedock_core::driver::{DriverIdentity, Published};
 use nodedock_core::registry::DriverState;
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::grant::{self, Grant};
-use nodedock_model::{Inventory, NameSource, Problem, ProblemCode};
+use nodedock_model::{Inventory, LeftOut, NameSource, Problem, ProblemCode};
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
@@ -120,6 +120,7 @@ impl Worker {
         self.show(|view| {
             view.state = DriverState::Blocked;
             view.devices = 0;
+            view.left_out = LeftOut::default();
             view.missing_grants = missing;
             view.note(
                 "stopped",

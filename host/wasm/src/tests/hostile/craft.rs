@@ -308,6 +308,17 @@ impl Guest {
         self
     }
 
+    /// `list-devices` of the facet for devices that are left out gives this.
+    pub(in super::super) fn leaves_out(mut self, answer: Value) -> Self {
+        let at = self.lay("left-out", "list-devices", &answer);
+        self.world = "selective";
+        self.extra += &format!(
+            "(func (export \"nodedock:driver/left-out@0.2.0#list-devices\")
+               (param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32) (result i32) i32.const {at})"
+        );
+        self
+    }
+
     /// `schedule` of the scheduling facet gives this.
     pub(in super::super) fn schedules(mut self, answer: Value) -> Self {
         let at = self.lay("scheduling", "schedule", &answer);

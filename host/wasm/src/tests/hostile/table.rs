@@ -112,6 +112,7 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
         "answers" => small().answers(value()),
         "prepares" => small().prepares(value()),
         "ails" => small().ails(value()),
+        "leaves-out" => small().leaves_out(value()),
         "demands" => small().demands(json!(input.to_string())),
         "demands-text" => small().demands(value()),
         "claim" => claim(value()),

@@ -232,10 +232,23 @@ async fn faulty_list_sets_a_condition() {
     );
     assert_eq!(
         (daemon.counts("gpu"), daemon.condition_codes()),
-        (Some((1, 1)), vec!["device-list-faulty".to_owned()])
+        (
+            Some((1, 1)),
+            vec![
+                "device-list-faulty".to_owned(),
+                "devices-left-out".to_owned()
+            ]
+        )
     );
+    let left_out = || {
+        daemon.manager.devices.capacity().resources[0]
+            .left_out
+            .clone()
+    };
+    assert_eq!(left_out().devices()[0].name, "(no ID)");
     daemon.manager.devices.plugin_listed(&id, &numbered(1));
     assert!(daemon.condition_codes().is_empty());
+    assert_eq!(left_out().count(), 0);
 }
 
 #[tokio::test]
