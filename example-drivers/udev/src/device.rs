@@ -313,9 +313,8 @@ fn port_refusal(host: &Host, tty: &str) -> Result<Option<&'static str>, Problem>
     }
     let consoles = optional(host.sysfs().read("class/tty/console/active"))?.unwrap_or_default();
     let is_console = consoles.split_whitespace().any(|console| tty == console);
-    Ok(is_console.then_some(
-        "the kernel writes its console to it: console= of the kernel's command line names it",
-    ))
+    Ok(is_console
+        .then_some("the kernel writes its console to it: class/tty/console/active names it"))
 }
 
 /// Returns the index of a camera's node: the kernel counts the nodes of one function, and the first is the one for capture.

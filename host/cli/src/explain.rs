@@ -143,16 +143,17 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
     let adapters = adapters.iter().filter(|adapter| adapter.resource == name);
     let adapter: Vec<_> = adapters.flat_map(adapter_lines).collect();
     let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
+    let v1::ListDevicesResponse { devices, left_out } = devices(&mut client).await?;
+    let left_out = left_out.iter().filter(|of| of.extended_resource == name);
+    let left_out: Vec<_> = left_out.flat_map(left_out_lines).collect();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
         let conditions: Vec<_> = condition_lines(&node.conditions, |of| of.subject == name);
         if adapter.is_empty() && conditions.is_empty() {
             return Err(names::unknown("resource", name));
         }
-        return print_text(&join(
-            [vec![format!("{name} is not offered")], conditions, adapter].concat(),
-        ));
+        let not_offered = vec![format!("{name} is not offered")];
+        return print_text(&join([not_offered, conditions, left_out, adapter].concat()));
     };
-    let v1::ListDevicesResponse { devices, left_out } = devices(&mut client).await?;
     let of_resource = devices
         .iter()
         .filter(|device| device.extended_resource == resource.name);
@@ -160,8 +161,6 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
         .map(|device| format!("{}/{}", device.driver, device.pool))
         .collect();
     let lines = resource_lines(resource, &pools, &node.conditions);
-    let left_out = left_out.iter().filter(|of| of.extended_resource == name);
-    let left_out = left_out.flat_map(left_out_lines).collect();
     print_text(&join([lines, left_out, adapter].concat()))
 }
 
@@ -173,26 +172,43 @@ async fn devices(client: &mut Client) -> Result<v1::ListDevicesResponse> {
 async fn device(mut client: Client, name: &str) -> Result<()> {
     let answer = devices(&mut client).await?;
     let lines = lines_of_device(&answer, name);
-    if lines.is_empty() {
-        Err(names::unknown("device", name))
-    } else {
-        print_text(&join(lines))
+    if !lines.is_empty() {
+        return print_text(&join(lines));
     }
+    let unknown = names::unknown("device", name);
+    let is_cut = |of: &&v1::LeftOut| of.count as usize > of.devices.len();
+    let cut: Vec<_> = answer.left_out.iter().filter(is_cut).map(source).collect();
+    if cut.is_empty() {
+        return Err(unknown);
+    }
+    anyhow::bail!(
+        "{unknown}; of the devices that are not offered by {}, only some are known by name",
+        cut.join(", ")
+    )
 }
 
 /// Describes every device of a name, offered or not.
 fn lines_of_device(answer: &v1::ListDevicesResponse, name: &str) -> Vec<String> {
     let offered = answer.devices.iter().filter(|device| {
-        let local = device.pool.rsplit('/').next().unwrap_or_default();
-        [device.pool.as_str(), local]
-            .into_iter()
-            .any(|pool| is_called(&[&device.driver, pool, &device.name], name))
+        // The node before a pool's name may be left away.
+        let pool = device.pool.as_str();
+        let local = pool.split_once('/').map_or(pool, |(_, local)| local);
+        let paths = [
+            [device.driver.as_str(), pool],
+            [device.driver.as_str(), local],
+            [device.extended_resource.as_str(), ""],
+        ];
+        paths
+            .iter()
+            .any(|of| is_called(&[of[0], of[1], &device.name], name))
     });
     let mut lines: Vec<_> = offered.flat_map(device_lines).collect();
     for of in &answer.left_out {
         for device in &of.devices {
             let v1::LeftOutDevice { name: own, reason } = device;
-            if is_called(&[&of.driver, &of.extended_resource, own], name) {
+            let sources = [&of.driver, &of.extended_resource];
+            let is_of = |from: &&String| is_called(&[from.as_str(), own.as_str()], name);
+            if sources.iter().any(is_of) {
                 lines.push(format!("{own} of {} is not offered: {reason}", source(of)));
             }
         }
@@ -200,19 +216,15 @@ fn lines_of_device(answer: &v1::ListDevicesResponse, name: &str) -> Vec<String> 
     lines
 }
 
-/// Returns whether a name is that of a device, alone or behind the end of what it belongs to: `gpu-0`, `gpus/gpu-0`, `node-1/gpus/gpu-0`.
+/// Returns whether a name is the end of a path, in whole parts: `gpu-0`, `gpus/gpu-0`, and `ttyS0` of `/dev/ttyS0`.
 fn is_called(path: &[&str], name: &str) -> bool {
-    let parts: Vec<_> = path
-        .iter()
-        .filter(|part| !part.is_empty())
-        .copied()
-        .collect();
-    let whole = parts.join("/");
-    let own = path.last().map_or(0, |own| own.len());
-    let is_end = whole
-        .strip_suffix(name)
-        .is_some_and(|before| before.is_empty() || before.ends_with('/'));
-    name.len() >= own && is_end
+    let whole: Vec<_> = path.iter().flat_map(|part| parts(part)).collect();
+    let name: Vec<_> = parts(name).collect();
+    !name.is_empty() && whole.ends_with(&name)
+}
+
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty())
 }
 
 fn device_lines(device: &v1::Device) -> Vec<String> {
@@ -246,7 +258,7 @@ fn device_lines(device: &v1::Device) -> Vec<String> {
         .map(|pod| format!("pod {}", describe::name(pod)));
     let users: Vec<_> = users.chain(pods).collect();
     let used = match users.as_slice() {
-        [] => "  free".to_owned(),
+        [] => "  used by no claim and no pod".to_owned(),
         users => format!("  used by {}", users.join(", ")),
     };
     lines.push(used);
@@ -843,9 +855,16 @@ mod tests {
             extended_resource: "example.com/nic".to_owned(),
             ..left_out()
         };
+        let of_ports = v1::LeftOut {
+            devices: vec![v1::LeftOutDevice {
+                name: "/dev/ttyS0".to_owned(),
+                reason: "it is a console".to_owned(),
+            }],
+            ..left_out()
+        };
         let answer = v1::ListDevicesResponse {
             devices: vec![offered("node-1/a"), offered("node-1/b")],
-            left_out: vec![left_out(), of_plugin],
+            left_out: vec![left_out(), of_plugin, of_ports],
         };
         let lines = |name: &str| lines_of_device(&answer, name);
         assert_eq!(
@@ -853,7 +872,7 @@ mod tests {
             [
                 "gpu-0 of gpu.example.com/node-1/a is offered",
                 "  health: unhealthy: too hot",
-                "  free"
+                "  used by no claim and no pod"
             ]
         );
         assert_eq!(lines("node-1/a/gpu-0"), lines("a/gpu-0"));
@@ -866,7 +885,10 @@ mod tests {
             ]
         );
         assert_eq!(lines("gpu.example.com/0000:3b:00.0").len(), 1);
-        for unknown in ["", "0", "pu-0", "gpu-0/", "a", "gpu.example.com"] {
+        assert_eq!(lines("ttyS0"), lines("gpu.example.com/dev/ttyS0"));
+        assert_eq!(lines("/dev/ttyS0").len(), 1);
+        assert_eq!(lines("example.com/nic/0000:3b:00.0").len(), 1);
+        for unknown in ["", "/", "0", "pu-0", "a", "yS0", "gpu.example.com"] {
             assert!(lines(unknown).is_empty(), "{unknown}");
         }
     }

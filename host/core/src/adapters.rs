@@ -238,13 +238,13 @@ impl Adapters {
         Some(generation)
     }
 
-    /// Sets a plugin's list: devices by their IDs.
+    /// Sets a plugin's list: devices by their IDs. False: the registration was replaced.
     pub fn listed(
         &self,
         resource: &ExtendedResource,
         generation: u64,
         devices: BTreeMap<String, PluginDevice>,
-    ) {
+    ) -> bool {
         self.of_plugin(resource, generation, |adapted| {
             adapted.listed = Some(devices);
             adapted.set_left(None);
@@ -253,11 +253,11 @@ impl Adapters {
                 .parts
                 .conditions
                 .clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
-        });
+        })
     }
 
-    /// A plugin's stream or registration ended.
-    pub fn left(&self, resource: &ExtendedResource, generation: u64, why: &Problem) {
+    /// A plugin's stream or registration ended. False: the registration was replaced.
+    pub fn left(&self, resource: &ExtendedResource, generation: u64, why: &Problem) -> bool {
         self.of_plugin(resource, generation, |adapted| {
             adapted.plugin = None;
             // A plugin that comes and goes without a list does not begin again.
@@ -266,27 +266,28 @@ impl Adapters {
                 .as_ref()
                 .map_or_else(Instant::now, |(since, _)| *since);
             adapted.set_left(Some((since, why.message.clone())));
-        });
+        })
     }
 
-    /// Changes what is known by a registration, unless it was replaced.
+    /// Changes what is known by a registration. False: it was replaced.
     fn of_plugin(
         &self,
         resource: &ExtendedResource,
         generation: u64,
         change: impl FnOnce(&mut Adapted),
-    ) {
+    ) -> bool {
         let mut state = self.state();
         let adapted = state.adapted.get_mut(resource).filter(|adapted| {
             let plugin = adapted.plugin.as_ref();
             plugin.is_some_and(|(known, _)| *known == generation)
         });
         let Some(adapted) = adapted else {
-            return;
+            return false;
         };
         change(adapted);
         drop(state);
         self.changed();
+        true
     }
 
     /// Takes what pods of the node API have by the plugins' IDs. It becomes only less, whichever of two calls comes first.

@@ -1,7 +1,7 @@
 //! The condition of the node about devices of one source that are not offered. Pure.
 
-use nodedock_base::printable::one_line;
-use nodedock_model::{LeftOut, LeftOutDevice, Problem, ProblemCode};
+use nodedock_base::printable::{one_line, shorten};
+use nodedock_model::{LeftOut, LeftOutDevice, Problem, ProblemCode, limit};
 
 /// Bytes of a name and of a reason in the condition: `explain` has the whole of them.
 const SHOWN_BYTES_MAX: usize = 256;
@@ -17,6 +17,7 @@ pub(crate) fn problem(left_out: &LeftOut, subject: &str, command: &str) -> Optio
     };
     let message =
         format!("{subject}: {devices}: {reason}; `nodedock explain {command}` lists them");
+    let message = shorten(&message, limit::PROBLEM_MESSAGE_BYTES_MAX);
     Some(Problem::unavailable(ProblemCode::DevicesLeftOut, message))
 }
 

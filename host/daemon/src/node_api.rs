@@ -641,10 +641,10 @@ impl NodeApi {
             let left_out = driver.inventory?.borrow().left_out.clone();
             convert::left_out(driver.identity.name.as_str(), "", &left_out)
         });
-        let capacity = self.manager.devices.capacity();
-        let of_plugins = capacity.resources.iter().filter_map(|resource| {
-            let source = convert::resource_source(&resource.source);
-            convert::left_out(&source, resource.name.as_str(), &resource.left_out)
+        let of_plugins = self.manager.devices.left_out().into_iter();
+        let of_plugins = of_plugins.filter_map(|(resource, source, left_out)| {
+            let source = source.map_or_else(String::new, |of| convert::resource_source(&of));
+            convert::left_out(&source, resource.as_str(), &left_out)
         });
         of_drivers
             .chain(of_plugins)

@@ -30,7 +30,10 @@ async fn inspect_works_without_a_daemon() {
             (&found["contract"], &found["error"]),
             (&json!("nodedock:driver@0.2.0"), &json!(null))
         );
-        assert_eq!(found["facets"], json!(["configuration", "health"]));
+        assert_eq!(
+            found["facets"],
+            json!(["configuration", "health", "left-out"])
+        );
         assert_eq!(
             found["missingGrants"].as_array().unwrap().len(),
             1,

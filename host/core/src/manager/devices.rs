@@ -73,7 +73,7 @@ use crate::resources::{DeviceMetrics, Listed, Offer, Resources};
 /// The resources, and which of them changed. Not locked over an await.
 struct DeviceState {
     resources: Resources,
-    /// Devices of plugins' last lists that are not used; of other resources there are none.
+    /// Devices of the lists of plugins that are there, as far as they are not used; of other resources there are none.
     left_out: BTreeMap<ExtendedResource, LeftOut>,
     /// Resources whose change is not reported yet.
     unreported: BTreeSet<ExtendedResource>,
@@ -261,7 +261,9 @@ impl Devices {
             faults,
         } = list::screen(devices, max);
         let changed = if let Some(adapters) = adapters {
-            adapters.listed(id.resource(), id.generation(), devices);
+            if !adapters.listed(id.resource(), id.generation(), devices) {
+                return;
+            }
             false
         } else {
             let listed = self.state.lock().resources.list(id, Listed::new(devices));
@@ -282,9 +284,10 @@ impl Devices {
     fn set_left_out(&self, resource: &ExtendedResource, left_out: LeftOut) {
         let plugin = format!("the device plugin of {resource}");
         let problem = left_out::problem(&left_out, &plugin, &format!("resource {resource}"));
+        // The list and the condition change together.
+        let mut state = self.state.lock();
         self.conditions
             .update(ProblemCode::DevicesLeftOut, resource.as_str(), problem);
-        let mut state = self.state.lock();
         match left_out.count() {
             0 => state.left_out.remove(resource),
             _ => state.left_out.insert(resource.clone(), left_out),
@@ -294,11 +297,15 @@ impl Devices {
     /// A plugin's stream or registration ended. Has no effect if the registration was replaced. A list that is not used at all is a condition
     /// until there is another one.
     pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
-        if let Some(adapters) = self.adapting(id.resource()) {
-            adapters.left(id.resource(), id.generation(), why);
-        } else if !self.state.lock().resources.leave(id, Instant::now()) {
+        let was_there = match self.adapting(id.resource()) {
+            Some(adapters) => adapters.left(id.resource(), id.generation(), why),
+            None => self.state.lock().resources.leave(id, Instant::now()),
+        };
+        if !was_there {
             return;
         }
+        // What a plugin that is gone would leave out is not known.
+        self.set_left_out(id.resource(), LeftOut::default());
         tracing::warn!(resource = %id.resource(), code = why.code, problem = %why, "device plugin left");
         if is_of_list(why) {
             self.conditions
@@ -337,16 +344,28 @@ impl Devices {
         }
     }
 
+    /// Returns the devices of plugins' lists that are not used, with the source of the resource. `None`: the plugin is not the source, but waits
+    /// behind another one, or for the kubelet.
+    pub fn left_out(&self) -> Vec<(ExtendedResource, Option<ResourceSource>, LeftOut)> {
+        let state = self.state.lock();
+        let left_out = state.left_out.iter().map(|(resource, left_out)| {
+            let offer = state.resources.source(resource);
+            let offer =
+                offer.filter(|offer| offer.plugin.is_some() || self.adapting(resource).is_some());
+            let source = offer.map(|offer| offer.source.clone());
+            (resource.clone(), source, left_out.clone())
+        });
+        left_out.collect()
+    }
+
     /// Every resource, as a kubelet counts it.
     pub fn capacity(&self) -> Capacity {
         let owners = held::owners(&self.records.table());
         let state = self.state.lock();
-
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
             source: offer.source.clone(),
             active: offer.is_active(),
-            left_out: state.left_out.get(name).cloned().unwrap_or_default(),
             options: offer
                 .plugin
                 .as_ref()

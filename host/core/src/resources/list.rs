@@ -1,6 +1,6 @@
 //! Checks the list of a plugin: devices that cannot be used are left out, other faults are mended, and both are reported. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_base::printable::one_line;
 use nodedock_model::limit::{LEFT_OUT_NAME_BYTES_MAX, LEFT_OUT_SHOWN_MAX};
@@ -72,16 +72,17 @@ impl Faults {
 #[derive(Default)]
 struct Unused {
     count: usize,
-    devices: Vec<LeftOutDevice>,
+    devices: BTreeSet<LeftOutDevice>,
 }
 
 impl Unused {
     fn add(&mut self, id: &str, reason: &str) {
         self.count += 1;
-        if self.devices.len() < LEFT_OUT_SHOWN_MAX {
-            let name = if id.is_empty() { NO_ID } else { id };
-            let name = one_line(name, LEFT_OUT_NAME_BYTES_MAX);
-            self.devices.push(LeftOutDevice::new(name, reason));
+        let name = if id.is_empty() { NO_ID } else { id };
+        let name = one_line(name, LEFT_OUT_NAME_BYTES_MAX);
+        self.devices.insert(LeftOutDevice::new(name, reason));
+        if self.devices.len() > LEFT_OUT_SHOWN_MAX {
+            self.devices.pop_last();
         }
     }
 }
@@ -116,7 +117,7 @@ pub(crate) fn screen(listed: &[PluginDevice], max: usize) -> Screened {
     }
     Screened {
         devices,
-        left_out: LeftOut::counted(unused.count, unused.devices),
+        left_out: LeftOut::counted(unused.count, unused.devices.into_iter().collect()),
         faults,
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::driver::DeviceOptions;
 use nodedock_allocator::resource::{DeviceNodes, TopologyHint};
-use nodedock_model::{DriverName, ExtendedResource, LeftOut, ObjectRef, PluginDevice, Problem};
+use nodedock_model::{DriverName, ExtendedResource, ObjectRef, PluginDevice, Problem};
 
 /// The outcome for one resource of one container.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,8 +36,6 @@ pub struct ResourceView {
     pub options: Option<DeviceOptions>,
     /// Devices by ID.
     pub devices: Vec<DeviceView>,
-    /// Devices of the plugin's list that are not used.
-    pub left_out: LeftOut,
 }
 
 impl ResourceView {

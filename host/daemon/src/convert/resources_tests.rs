@@ -4,8 +4,8 @@ use super::*;
 use nodedock_core::manager::devices::TopologyHint;
 use nodedock_core::records::table::ClaimTable;
 use nodedock_model::{
-    ClaimRecord, ClaimState, ContainerClaim, LeftOut, ObjectRef, PluginDevice, PodContainer,
-    PodRecord, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
+    ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PluginDevice, PodContainer, PodRecord,
+    PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
 };
 
 fn name(text: &str) -> ExtendedResource {
@@ -31,7 +31,6 @@ fn view(resource: &str, source: ResourceSource, devices: Vec<DeviceView>) -> Res
         active: true,
         options: None,
         devices,
-        left_out: LeftOut::default(),
     }
 }
 

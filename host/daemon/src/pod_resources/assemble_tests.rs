@@ -10,9 +10,8 @@ use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
 use nodedock_core::records::table::ClaimTable;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    ContainerClaim, Edits, ExtendedResource, LeftOut, ObjectName, ObjectRef, PluginDevice,
-    PodContainer, PodRecord, PoolNames, PooledClaim, ResourceDevices, plugin_driver,
-    pod_claim_name,
+    ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer,
+    PodRecord, PoolNames, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
 };
 
 const DRIVER: &str = "gpu.example.com";
@@ -377,7 +376,6 @@ fn healthy_devices_are_allocatable_when_allocated() {
         active: true,
         options: None,
         devices,
-        left_out: LeftOut::default(),
     };
     let (nic, gpu) = ("example.com/nic", "example.com/gpu");
     let capacity = Capacity {

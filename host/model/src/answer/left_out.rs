@@ -24,5 +24,5 @@ pub fn left_out(answer: Vec<LeftOutDevice>) -> Result<LeftOut, Findings> {
         let names = answer.iter().map(|device| device.name.as_str());
         findings.unique(Field::Devices, names);
     }
-    findings.accept(LeftOut::of(answer))
+    findings.accept(answer).map(LeftOut::of)
 }

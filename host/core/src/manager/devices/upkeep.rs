@@ -14,8 +14,7 @@ use crate::driver::Published;
 use crate::resources::{Contender, pools};
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    ChangedKind, DriverName, ExtendedResource, LeftOut, NameRecord, Named, Problem, ProblemCode,
-    limit,
+    ChangedKind, DriverName, ExtendedResource, NameRecord, Named, Problem, ProblemCode, limit,
 };
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
@@ -148,7 +147,6 @@ impl Devices {
                 .clear(ProblemCode::DeviceListFaulty, resource.as_str());
             self.conditions
                 .clear(ProblemCode::PreferenceFailed, resource.as_str());
-            self.set_left_out(resource, LeftOut::default());
         }
         if !gone.is_empty() {
             self.report_resources(gone);

@@ -61,10 +61,7 @@ impl Worker {
         };
         let refusal = self.not_named(&name, NameRefusal::Belongs(owner));
         self.retire();
-        self.show(|view| {
-            view.devices = 0;
-            view.left_out = LeftOut::default();
-        });
+        self.show(|view| view.devices = 0);
         self.refused(&refusal, Instant::now(), "name");
         self.awaited_name = Some(name);
     }

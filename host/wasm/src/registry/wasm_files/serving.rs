@@ -120,7 +120,6 @@ impl Worker {
         self.show(|view| {
             view.state = DriverState::Blocked;
             view.devices = 0;
-            view.left_out = LeftOut::default();
             view.missing_grants = missing;
             view.note(
                 "stopped",
@@ -140,6 +139,8 @@ impl Worker {
             return false;
         };
         serving.tasks.stop();
+        // Nothing is left out by a driver that does not serve.
+        self.show(|view| view.left_out = LeftOut::default());
         self.note_replaced(&serving);
         true
     }

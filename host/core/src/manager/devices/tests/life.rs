@@ -240,15 +240,26 @@ async fn faulty_list_sets_a_condition() {
             ]
         )
     );
-    let left_out = || {
-        daemon.manager.devices.capacity().resources[0]
-            .left_out
-            .clone()
+    let left_out = || daemon.manager.devices.left_out();
+    let [(of, Some(ResourceSource::Plugin(_)), devices)] = &left_out()[..] else {
+        panic!("{:?}", left_out())
     };
-    assert_eq!(left_out().devices()[0].name, "(no ID)");
+    assert_eq!(
+        (of, devices.devices()[0].name.as_str()),
+        (&resource("gpu"), "(no ID)")
+    );
     daemon.manager.devices.plugin_listed(&id, &numbered(1));
     assert!(daemon.condition_codes().is_empty());
-    assert_eq!(left_out().count(), 0);
+    assert_eq!(left_out(), []);
+    // What a plugin that is gone leaves out is not known.
+    daemon
+        .manager
+        .devices
+        .plugin_listed(&id, &[device("", &[])]);
+    assert_eq!(left_out().len(), 1);
+    gone(&daemon, &id);
+    assert_eq!(left_out(), []);
+    assert!(daemon.condition_codes().is_empty());
 }
 
 #[tokio::test]
