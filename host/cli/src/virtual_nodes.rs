@@ -203,11 +203,7 @@ async fn show_until_published(
 }
 
 /// Shows the state as it changes from the one already shown: what changes between the two displays is shown, too.
-async fn show(
-    publishing: &slices::Publishing,
-    counts: &ClaimCounts,
-    mut shown: Progress,
-) -> ! {
+async fn show(publishing: &slices::Publishing, counts: &ClaimCounts, mut shown: Progress) -> ! {
     let mut timer = tokio::time::interval(REPORT_PERIOD);
     loop {
         timer.tick().await;

@@ -77,7 +77,12 @@ async fn failed_start_shows_last_output() {
             "5",
             "did not register within 5s: there is no socket",
         ),
-        ("leaves-4", leaves.as_str(), "60", "it ended with exit code 3"),
+        (
+            "leaves-4",
+            leaves.as_str(),
+            "60",
+            "it ended with exit code 3",
+        ),
         (
             "dies-5",
             "echo no device here; kill -9 $$\n",

@@ -395,9 +395,7 @@ async fn driver_run_reloads_a_changed_file() {
 
     let second = version(wasm(MOCK_GPU, Form::Core), "two");
     root.write(MOCK_GPU_FILE, &second);
-    running
-        .until(&[&digest(&second)[..19], "is serving"])
-        .await;
+    running.until(&[&digest(&second)[..19], "is serving"]).await;
     root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 1}]\n");
     let removed = format!("- {MOCK_GPU_NAME}/");
     running.until(&[&removed, "/gpus/gpu-1"]).await;

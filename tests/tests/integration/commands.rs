@@ -2,11 +2,11 @@
 
 use std::process::Stdio;
 
-use nodedock_tests::{DEADLINE, Daemon, Root};
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{
     DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm,
 };
+use nodedock_tests::{DEADLINE, Daemon, Root};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 

@@ -168,7 +168,13 @@ async fn allocator_offers_only_preparable_devices() {
             .await
             .done();
     }
-    let late = create(&daemon, "late", &claim_of("late", "card"), &["--timeout", "5"]).await;
+    let late = create(
+        &daemon,
+        "late",
+        &claim_of("late", "card"),
+        &["--timeout", "5"],
+    )
+    .await;
     assert_ne!(late.code, Some(0), "{late:?}");
     let why = daemon.cli(&["explain", "claim", "late"]).await.done();
     assert!(why.contains("its hardware is in use by claim"), "{why}");

@@ -149,9 +149,7 @@ async fn restarted_plugin_is_called_again() {
     );
     drop::<Plugin>(first);
     // Else the devices of the first one pass for those of the second.
-    daemon
-        .until_resource(NIC, |nic| nic.allocatable == 0)
-        .await;
+    daemon.until_resource(NIC, |nic| nic.allocatable == 0).await;
     let _second = with_nics(&daemon, Script::ok(), 2).await;
     ready(&daemon, limited("one", &[(NIC, 2)])).await;
 }
