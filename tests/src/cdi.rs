@@ -21,8 +21,11 @@ pub struct CdiFile {
 }
 
 impl CdiFile {
-    /// None: the file belongs to another program.
+    /// None: the file belongs to another program, or is being written under a temporary name.
     pub fn read(path: &Path) -> Option<Self> {
+        if path.extension()? != "yaml" {
+            return None;
+        }
         let text = std::fs::read_to_string(path).ok()?;
         let (first, rest) = text.split_once('\n')?;
         let identity =

@@ -1,6 +1,7 @@
 //! Permissions of this machine, and a one-line report of the parts that a test skips for lack of them.
 
 use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -28,6 +29,12 @@ pub fn tell(line: &str) {
 
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Listens on a loopback address that no other test uses, so that its port remains free once it is closed.
+pub fn own_listener() -> TcpListener {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    TcpListener::bind((Ipv4Addr::new(127, 77, high, low), 0)).expect("a loopback address")
 }
 
 /// A small file system in memory; taken away when dropped.
@@ -150,6 +157,24 @@ pub fn run(command: &mut Command) -> Result<(), String> {
         "{program}: {}",
         said.lines().next().unwrap_or("it failed")
     ))
+}
+
+/// Writes a script that can be executed. A process of its own writes it: a process that another test forks at that moment would hold
+/// a file of this process open for writing, and the system executes no such file.
+pub fn write_script(path: &Path, text: &str) {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", "cat > \"$1\" && chmod 755 \"$1\"", "sh"])
+        .arg(path)
+        .stdin(Stdio::piped());
+    let mut shell = shell.spawn().expect("there is a shell");
+    let mut input = shell.stdin.take().expect("it is piped");
+    input
+        .write_all(text.as_bytes())
+        .expect("the shell reads its input");
+    drop(input);
+    let ended = shell.wait().expect("wait for the shell");
+    assert!(ended.success(), "write {}: {ended}", path.display());
 }
 
 /// A program of the system, also where PATH has not its directory.

@@ -6,7 +6,6 @@ use tonic::Status;
 
 use crate::drivers::Form;
 use crate::node_api::{Client, NodeApi};
-use crate::root::assert_parts;
 pub use crate::until::until_path;
 use crate::{DEADLINE, Root};
 
@@ -120,11 +119,13 @@ impl NodeApi {
         self.until_serving(&format!("{driver}.wasm")).await
     }
 
-    /// Waits until the driver of a file has failed with a reason that has these parts.
+    /// Waits until the driver of a file has failed with a reason that has these parts. A driver may fail for another reason before,
+    /// when its files were read half written.
     pub async fn until_failed(&self, file: &str, parts: &[&str]) -> v1::Driver {
-        let failed = self.until_state(file, "failed").await;
-        assert_parts(&failed.reason, parts);
-        failed
+        let wanted = |driver: &v1::Driver| {
+            driver.state == "failed" && parts.iter().all(|part| driver.reason.contains(part))
+        };
+        self.until_driver(file, wanted).await
     }
 
     pub async fn until_gone(&self, file: &str) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nodedock_stand_ins::api_server::Seen;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{Facts, level};
 use crate::published::{DeviceId, is_complete};
@@ -33,6 +34,24 @@ level! {
 const REPAIR: Duration = Duration::from_secs(30);
 /// Time in which a driver whose slices are as desired writes nothing more.
 const SETTLE: Duration = Duration::from_secs(2);
+/// Deadline for a driver to be quiet.
+const SETTLED: Duration = Duration::from_secs(10);
+/// Interval of looking at the requests.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Waits until the driver has asked nothing of the API server for some time: on a busy machine its writes come late, one after another.
+async fn until_quiet(node: &TestNode) {
+    let end = Instant::now() + SETTLED;
+    let count = || node.api.look(|state| state.requests().len());
+    let (mut seen, mut since) = (count(), Instant::now());
+    while since.elapsed() < SETTLE && Instant::now() < end {
+        tokio::time::sleep(LOOK).await;
+        let now = count();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+    }
+}
 
 /// The driver with its slices, which are there.
 async fn published(node: &mut TestNode) -> Result<(Plugin, Vec<Value>)> {
@@ -111,7 +130,7 @@ fn named(writes: &[Seen]) -> Vec<String> {
 async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     node.slices(&plugin.name).await;
-    tokio::time::sleep(SETTLE).await;
+    until_quiet(node).await;
     ensure!(
         are_written(node),
         "no slice is written within {:?}",
@@ -224,7 +243,7 @@ async fn same_names(
     when: &str,
 ) -> Result<Outcome> {
     // It may write at once, or when it has looked.
-    tokio::time::sleep(SETTLE).await;
+    until_quiet(node).await;
     let time = node.options.slices_timeout;
     let slices = node.slices_until(&plugin.name, time, is_complete).await;
     let slices = slices.with_context(|| format!("{when} its pools are not complete"))?;
@@ -241,7 +260,7 @@ async fn restarted(node: &mut TestNode) -> Result<Vec<Seen>> {
     settled(node).await?;
     node.api.forget_requests();
     node.restart().await?;
-    tokio::time::sleep(SETTLE).await;
+    until_quiet(node).await;
     Ok(writes(node))
 }
 
@@ -354,7 +373,7 @@ async fn generation(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     let (plugin, slices) = settled(node).await?;
     repair(node, &plugin, &slices).await?;
     // A driver may write a pool more than once, and the raise is to meet none of these writes.
-    tokio::time::sleep(SETTLE).await;
+    until_quiet(node).await;
     let mut before = node.slices_now(&plugin.name);
     never_lower(&slices, &before, "after a repair")?;
     // Another client raises it: what is below is not used.
@@ -386,7 +405,7 @@ async fn generation(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     )?;
     if facts.is_program {
         node.restart().await?;
-        tokio::time::sleep(SETTLE).await;
+        until_quiet(node).await;
         never_lower(&after, &node.slices_now(&plugin.name), "after a restart")?;
     }
     Ok(Outcome::Passed)
@@ -401,7 +420,7 @@ async fn one_write(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         .count();
     node.api.forget_requests();
     repair(node, &plugin, &slices).await?;
-    tokio::time::sleep(SETTLE).await;
+    until_quiet(node).await;
     let writes = writes(node);
     // A write that met a newer version is repeated.
     let count = writes.iter().filter(|seen| seen.code != 409).count();

@@ -4,12 +4,15 @@
 //! server. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector, and every namespace is
 //! taken to be there. Beside `v1`, it serves versions of resource.k8s.io before it, by conversion.
 
+use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use serde_json::Value;
+use tokio::net::TcpSocket;
 
 mod cluster;
 mod convert;
@@ -31,23 +34,36 @@ use crate::deadline::{DEADLINE, within};
 use serve::Listening;
 use state::Shared;
 
+/// Returns a socket with a free port of 127.0.0.1, on which others of this process can listen.
+fn reserve() -> io::Result<(TcpSocket, u16)> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+    let port = socket.local_addr()?.port();
+    Ok((socket, port))
+}
+
 /// A server of its own objects. It ends when it is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     listening: Mutex<Option<Listening>>,
     port: u16,
+    /// Has the port also while the server is stopped: no other program can take it, and no client gets it and connects to itself.
+    _reserved: TcpSocket,
 }
 
 impl ApiServer {
     /// Serves on a free port of 127.0.0.1, resource.k8s.io in `v1` alone, to clients with any token or none.
     pub async fn start() -> Self {
         let shared = Arc::new(Shared::new().await);
-        let listening = Listening::on(0, Arc::clone(&shared)).await;
+        let (reserved, port) = reserve().expect("a port is free");
+        let listening = Listening::on(port, Arc::clone(&shared)).await;
         Self {
             shared,
-            port: listening.port,
+            port,
             listening: Mutex::new(Some(listening)),
+            _reserved: reserved,
         }
     }
 

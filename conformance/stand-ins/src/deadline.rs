@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 /// Time after which every wait in this crate ends, with a panic that reports the events until then. The daemon keeps the sockets of a driver that is gone
 /// for 30 s of it.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// `None` when the time is over first.
 pub(crate) async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Option<T> {

@@ -125,12 +125,12 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let counts = Arc::<ClaimCounts>::default();
     let work = claims::run(client, Arc::clone(&nodes), statuses, Arc::clone(&counts));
     tasks.spawn_until_stopped("claims", work);
-    show_until_published(&publishing, &counts, started).await;
+    let shown = show_until_published(&publishing, &counts, started).await;
     if options.ends_when_published {
         return Ok(());
     }
     tasks.spawn_until_stopped("faults", faults::run(script, nodes));
-    show(&publishing, &counts).await
+    show(&publishing, &counts, shown).await
 }
 
 /// Writes a line; nothing is lost if there is no reader.
@@ -179,11 +179,12 @@ fn progress(publishing: &slices::Publishing, counts: &ClaimCounts) -> Progress {
     }
 }
 
+/// Shows the state as it changes; returns the last one shown.
 async fn show_until_published(
     publishing: &slices::Publishing,
     counts: &ClaimCounts,
     started: Instant,
-) {
+) -> Progress {
     let mut timer = tokio::time::interval(REPORT_PERIOD);
     let mut shown = None;
     loop {
@@ -195,15 +196,15 @@ async fn show_until_published(
         }
         if is_complete {
             say(&format!("all published after {:.1?}", started.elapsed()));
-            return;
+            return now;
         }
         shown = Some(now);
     }
 }
 
-async fn show(publishing: &slices::Publishing, counts: &ClaimCounts) -> ! {
+/// Shows the state as it changes from the one already shown: what changes between the two displays is shown, too.
+async fn show(publishing: &slices::Publishing, counts: &ClaimCounts, mut shown: Progress) -> ! {
     let mut timer = tokio::time::interval(REPORT_PERIOD);
-    let mut shown = progress(publishing, counts);
     loop {
         timer.tick().await;
         let now = progress(publishing, counts);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use nodedock_tests::DEADLINE;
 use nodedock_tests::places::beside;
 
 use super::{conform, of, outcomes, text};
@@ -17,8 +18,19 @@ fn is_running(word: &str) -> bool {
     })
 }
 
-/// The output of a run with a driver that is a script, and its exit code. What the script starts has `word` as an argument.
-async fn script(script: &str, word: &str) -> String {
+/// Waits until no process has the word among its arguments.
+async fn until_ended(word: &str) {
+    let ended = async {
+        while is_running(word) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let found = tokio::time::timeout(DEADLINE, ended).await;
+    assert!(found.is_ok(), "{word} is still running");
+}
+
+/// The output of a run with a driver that is a script, and its exit code. The script has `word` as an argument.
+async fn script(script: &str, word: &str, start_seconds: &str) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("driver.sh");
     std::fs::write(&file, script).expect("it is written");
@@ -27,46 +39,59 @@ async fn script(script: &str, word: &str) -> String {
         "--exec",
         &command,
         "--start-timeout",
-        "2",
+        start_seconds,
         "--call-timeout",
         "2",
     ])
     .await;
     assert_eq!(output.status.code(), Some(1));
-    assert!(!is_running(word), "{script} is still running");
+    until_ended(word).await;
     String::from_utf8(output.stdout).expect("text")
 }
 
 #[tokio::test]
 async fn failed_start_shows_last_output() {
-    for (word, text, expected) in [
+    // Another suite may run at the same time.
+    let suite = std::process::id();
+    let left = [601, 602].map(|seconds| format!("{seconds}.{suite}"));
+    let leaves = format!(
+        "echo no device here; setsid sh -c 'exec sleep {}' & sleep {} & exit 3\n",
+        left[0], left[1]
+    );
+    for (name, text, start_seconds, expected) in [
         (
             "exits-at-once-1",
             "echo no device here >&2; exit 3\n",
+            "60",
             "it ended with exit code 3",
         ),
         (
             "prints-much-2",
             "yes | head -c 9000000; echo no device here; exit 3\n",
+            "60",
             "it ended with exit code 3",
         ),
         (
             "waits-3",
             "echo no device here; sleep 600 & wait\n",
-            "did not register within 2s: there is no socket",
+            "5",
+            "did not register within 5s: there is no socket",
         ),
         (
             "leaves-4",
-            "echo no device here; setsid sh -c 'exec sleep 601' leaves-4 & sleep 602 & exit 3\n",
+            leaves.as_str(),
+            "60",
             "it ended with exit code 3",
         ),
         (
             "dies-5",
             "echo no device here; kill -9 $$\n",
+            "60",
             "it was ended by signal 9",
         ),
     ] {
-        let shown = script(text, word).await;
+        let word = format!("{name}-{suite}");
+        let shown = script(text, &word, start_seconds).await;
         assert!(
             shown.contains(expected) && shown.contains("| driver: no device here"),
             "{word}: {shown}"
@@ -74,7 +99,9 @@ async fn failed_start_shows_last_output() {
         assert!(shown.contains("0 passed, 1 failed, "), "{word}: {shown}");
         assert!(shown.len() < 100_000, "{word} shows {} bytes", shown.len());
     }
-    assert!(!is_running("601") && !is_running("602"));
+    for word in &left {
+        until_ended(word).await;
+    }
 }
 
 #[tokio::test]
@@ -173,7 +200,7 @@ async fn driver_with_other_name_fails_registration() {
         "--driver",
         "other.example.com",
         "--start-timeout",
-        "10",
+        "60",
     ];
     let (outcomes, report) = outcomes(&args).await;
     assert_eq!(of(&outcomes, "failed"), ["wire.registers"]);

@@ -9,6 +9,9 @@ use nodedock_tests::recorded::{DISKS, Recorded};
 
 use super::{all_pass, of, outcomes, text};
 
+/// A busy machine may need more than the default time.
+const BUSY: [&str; 2] = ["--slices-timeout", "60"];
+
 #[tokio::test]
 async fn the_native_null_driver_passes() {
     let program = beside("native-null");
@@ -108,7 +111,8 @@ async fn official_go_library_driver_passes() {
          --checkpoint {{state}}/checkpoint.json --node-name {{node}} --devices 4 --rolling-update-uid {{instance}}",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    let args = ["--exec", &command];
+    let (outcomes, report) = outcomes(&[args, BUSY].concat()).await;
     all_pass("the driver in Go", &outcomes, &report);
     for level in [
         "wire",
@@ -141,7 +145,7 @@ async fn wasm(name: &str, more: &[&str]) {
         text(&config),
     ];
     // What the host alone answers for is checked with one of them.
-    let (outcomes, report) = outcomes(&[&args, more].concat()).await;
+    let (outcomes, report) = outcomes(&[&args[..], &BUSY[..], more].concat()).await;
     all_pass(name, &outcomes, &report);
     for level in ["wire", "idempotency", "crash", "slices"] {
         assert!(
@@ -186,6 +190,7 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
         std::fs::write(file.path(), config).expect("it is written");
         args.extend(["--config", text(file.path())]);
     }
+    args.extend(BUSY);
     args.extend(OWN);
     let (outcomes, report) = outcomes(&args).await;
     all_pass(name, &outcomes, &report);

@@ -19,6 +19,8 @@ const AT_ONCE: usize = 12;
 /// Seconds for a call and for a start. Much is running beside it, and only a driver that does not answer takes all of it.
 const CALL_TIMEOUT: &str = "30";
 const START_TIMEOUT: &str = "60";
+/// Seconds until slices are there.
+const SLICES_TIMEOUT: &str = "30";
 /// Runs without a fault.
 const CLEAN_RUNS: usize = 5;
 
@@ -53,6 +55,7 @@ fn args<'a>(command: &'a str, fault: Option<&str>) -> Vec<&'a str> {
     let mut args = vec!["--exec", command, "--admin-access"];
     args.extend(["--call-timeout", CALL_TIMEOUT]);
     args.extend(["--start-timeout", START_TIMEOUT]);
+    args.extend(["--slices-timeout", SLICES_TIMEOUT]);
     // Its pool has another name in each boot.
     if fault != Some("pool-of-the-boot") {
         args.extend(["--device", "node-1/dev-0", "--device", "node-1/dev-1"]);
@@ -282,7 +285,7 @@ fn machine(directory: &Path) -> Recorded {
 
 #[tokio::test]
 async fn webassembly_faults_fail_only_their_case() {
-    const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [\"SCRIPTED_*\"]\nlimits: {wallMs: 4000, cpuMs: 500}\n\
+    const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [\"SCRIPTED_*\"]\nlimits: {wallMs: 20000, cpuMs: 500}\n\
                          sysfsWrite: [{glob: class/scripted/value, pattern: \"[0-9]\"}]\n";
     let directory = tempfile::tempdir().expect("a directory");
     let grant = directory.path().join("grant.yaml");
@@ -321,6 +324,7 @@ async fn webassembly_faults_fail_only_their_case() {
                     .for_each(|device| args.extend(["--device", device]));
             }
             args.extend(["--hardware", text(hardware.path())]);
+            args.extend(["--slices-timeout", SLICES_TIMEOUT]);
             args.extend(["--only", "wire", "--only", case]);
             let (outcomes, report) = outcomes(&args).await;
             (script, case, outcomes, report)

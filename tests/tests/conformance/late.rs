@@ -7,9 +7,9 @@ use scripted::Command;
 use crate::kind::Kind;
 use crate::scene::{Scene, Story};
 
-/// A daemon that gives drivers a second.
+/// A daemon that gives drivers a few seconds.
 async fn impatient<K: Kind>() -> Scene<K> {
-    Scene::start_with(Options::default().config("claims: {callDeadlineMs: 1000}\n")).await
+    Scene::start_with(Options::default().config("claims: {callDeadlineMs: 4000}\n")).await
 }
 
 pub(crate) async fn a_slow_driver_is_waited_for_and_delays_no_other<K: Kind>() -> Story {

@@ -19,8 +19,10 @@ use crate::scene::{Known, Scene, request_of};
 const PODS: u64 = 8;
 /// Calls of a pod until it rests: what it was answered last is then for the daemon to know.
 const CALLS_MAX: u64 = 6;
-/// Latest time of the kill, in microseconds of the work.
+/// Latest time of the first kill, in microseconds of the work.
 const KILL_MAX_US: u64 = 40_000;
+/// Bounds of the latest time of any kill.
+const KILL_BOUNDS_US: (u64, u64) = (1_000, 2_000_000);
 
 const ROUNDS: u64 = 120;
 /// Fewer say too little, however long they take.
@@ -108,10 +110,36 @@ async fn unprepare(
 }
 
 /// Number of times that pods knew their claims when the daemon ended, and that they did not.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tally {
     known: u64,
     unknown: u64,
+    /// Latest time of the next end, in microseconds of the work.
+    latest_us: u64,
+}
+
+impl Tally {
+    fn new() -> Self {
+        Self {
+            known: 0,
+            unknown: 0,
+            latest_us: KILL_MAX_US,
+        }
+    }
+
+    /// Counts the pods of a round. How long a call takes depends on the machine and its load: the next end is later if most pods were
+    /// interrupted, else earlier.
+    fn count(&mut self, known: u64) {
+        let unknown = PODS - known;
+        self.known += known;
+        self.unknown += unknown;
+        let next = if known < unknown {
+            self.latest_us * 5 / 4
+        } else {
+            self.latest_us * 4 / 5
+        };
+        self.latest_us = next.clamp(KILL_BOUNDS_US.0, KILL_BOUNDS_US.1);
+    }
 }
 
 impl<D: Driver> Scene<D> {
@@ -133,24 +161,27 @@ impl<D: Driver> Scene<D> {
             ));
         }
         // Nothing is waited for: this is the moment.
-        tokio::time::sleep(Duration::from_micros(random.random_range(0..KILL_MAX_US))).await;
+        tokio::time::sleep(Duration::from_micros(
+            random.random_range(0..tally.latest_us),
+        ))
+        .await;
         stop(self).await;
+        let mut knowing = 0;
         while let Some(pod) = workers.join_next().await {
             let (name, known) = pod.expect("a pod was answered wrongly");
-            *if known == Known::Unknown {
-                &mut tally.unknown
-            } else {
-                &mut tally.known
-            } += 1;
+            if known != Known::Unknown {
+                knowing += 1;
+            }
             self.known.insert(name, known);
         }
+        tally.count(knowing);
     }
 }
 
 async fn kill_at_any_moment<D: Driver>() {
     let seed = seed();
     let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
-    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::default());
+    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::new());
     let mut scene = Scene::<D>::start().await;
     let (started, mut rounds) = (Instant::now(), 0);
     while rounds < ROUNDS_MIN || (rounds < ROUNDS && started.elapsed() < BUDGET) {
@@ -178,7 +209,7 @@ async fn kill_at_any_moment<D: Driver>() {
 async fn stop_under_load<D: Driver>() {
     let seed = seed();
     let _place = Place(format!("with {} and {}", explain(seed), D::NAME));
-    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::default());
+    let (mut random, mut tally) = (StdRng::seed_from_u64(seed), Tally::new());
     let mut scene = Scene::<D>::start().await;
     for _ in 0..5 {
         let stop = async |scene: &mut Scene<D>| {

@@ -22,6 +22,10 @@ async fn recorded_checkpoint_prints_as_recorded() {
 #[tokio::test]
 async fn recorded_checkpoint_is_served_as_recorded() {
     let daemon = Daemon::start_on(root(), options()).await;
+    // The CDI directory is looked through after the start.
+    daemon
+        .until_conditions(&["cdi-device-missing", "checkpoint-records-unreadable"])
+        .await;
     assert_transcript("checkpoint-served.txt", &daemon).await;
     assert_frozen("checkpoint-cdi.txt", &cdi_files(&daemon));
 }

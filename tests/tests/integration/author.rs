@@ -9,7 +9,7 @@ use nodedock_tests::drivers::{
 use nodedock_tests::machine::skip;
 use nodedock_tests::recorded::Recorded;
 use nodedock_tests::wait::until_path;
-use nodedock_tests::{DEADLINE, Root, assert_parts, golden, recorded};
+use nodedock_tests::{DEADLINE, Root, golden, recorded};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -351,20 +351,21 @@ struct Running {
 }
 
 impl Running {
-    async fn until(&mut self, part: &str) -> String {
+    /// Reads until a line has all these parts.
+    async fn until(&mut self, parts: &[&str]) -> String {
         let mut read = String::new();
         let found = async {
             while let Some(line) = self.lines.next_line().await.expect("read what it prints") {
-                if line.contains(part) {
+                if parts.iter().all(|part| line.contains(part)) {
                     return line;
                 }
                 read.push_str(&line);
             }
-            panic!("it ended before {part:?}: {read}")
+            panic!("it ended before {parts:?}: {read}")
         };
         tokio::time::timeout(DEADLINE, found)
             .await
-            .unwrap_or_else(|_| panic!("it does not print {part:?}"))
+            .unwrap_or_else(|_| panic!("it does not print {parts:?}"))
     }
 }
 
@@ -380,29 +381,24 @@ async fn driver_run_reloads_a_changed_file() {
     let mut child = child.expect("the program starts");
     let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     let mut running = Running { child, lines };
-    let line = running.until("root ").await;
+    let line = running.until(&["root "]).await;
     let daemon_root = line
         .strip_prefix("root ")
         .and_then(|rest| rest.split_once(';'))
         .expect("a root")
         .0;
-    let first = running.until(&format!("{MOCK_GPU_NAME} (")).await;
-    assert_parts(&first, &["is serving"]);
-    let added = running.until("/gpus/gpu-1 ").await;
-    assert!(added.contains(&format!("+ {MOCK_GPU_NAME}/")), "{added}");
+    // It prints the states before, too, and a file may be read half written.
+    let named = format!("{MOCK_GPU_NAME} (");
+    running.until(&[&named, "is serving"]).await;
+    let added = format!("+ {MOCK_GPU_NAME}/");
+    running.until(&[&added, "/gpus/gpu-1 "]).await;
 
     let second = version(wasm(MOCK_GPU, Form::Core), "two");
     root.write(MOCK_GPU_FILE, &second);
-    assert_parts(
-        &running.until(&digest(&second)[..19]).await,
-        &["is serving"],
-    );
+    running.until(&[&digest(&second)[..19], "is serving"]).await;
     root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 1}]\n");
-    let removed = running.until("/gpus/gpu-1").await;
-    assert!(
-        removed.contains(&format!("- {MOCK_GPU_NAME}/")),
-        "{removed}"
-    );
+    let removed = format!("- {MOCK_GPU_NAME}/");
+    running.until(&[&removed, "/gpus/gpu-1"]).await;
 
     assert!(Path::new(daemon_root).is_dir());
     signal(&running.child, Signal::INT);

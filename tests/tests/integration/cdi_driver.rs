@@ -189,7 +189,7 @@ async fn malformed_spec_is_a_condition() {
     machine
         .until_devices(&["example.com/gpu/0: healthy", "other.com/key/a: healthy"])
         .await;
-    assert!(machine.daemon.node().await.conditions.is_empty());
+    machine.daemon.until_conditions(&[]).await;
 
     std::fs::write(
         machine.file(),

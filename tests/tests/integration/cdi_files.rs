@@ -142,6 +142,7 @@ async fn foreign_cdi_device_name_is_refused() {
     put_foreign(&fixed, device);
     daemon.prepared(request.clone()).await;
     put_foreign(&daemon.cdi(), device);
+    until_said(&daemon, BEGINS, "cdi-device-claimed-twice", 2).await;
     daemon.refused(request.clone()).await;
     daemon.unprepare(&request.pod.unwrap()).await;
     until_said(&daemon, ENDS, "cdi-device-claimed-twice", 2).await;

@@ -2,11 +2,11 @@
 
 use std::process::Stdio;
 
-use nodedock_tests::Root;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{
     DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm,
 };
+use nodedock_tests::{DEADLINE, Daemon, Root};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -165,7 +165,7 @@ async fn explain_shows_claim_and_driver_history() {
         .failed_with(1, &["no driver \"unknown\""]);
 
     daemon.copy_in("bad.wasm", "nonsense");
-    daemon.until_state("bad.wasm", "failed").await;
+    daemon.until_failed("bad.wasm", &["not WebAssembly"]).await;
     daemon
         .cli(&["explain", "driver", "bad.wasm"])
         .await
@@ -243,6 +243,19 @@ async fn completed(root: &Root, words: &[&str]) -> Vec<String> {
     lines.lines().map(str::to_owned).collect()
 }
 
+/// Completes until a name is offered: a shell waits only a moment for the daemon, which may be longer on a busy machine.
+async fn offered(daemon: &Daemon, words: &[&str], wanted: impl Fn(&str) -> bool) {
+    let offers = async {
+        while !completed(daemon, words)
+            .await
+            .iter()
+            .any(|name| wanted(name))
+        {}
+    };
+    let found = tokio::time::timeout(DEADLINE, offers).await;
+    assert!(found.is_ok(), "{words:?} does not offer the name");
+}
+
 #[tokio::test]
 async fn completion_offers_names_of_objects() {
     let daemon = with_gpus().await;
@@ -256,17 +269,12 @@ async fn completion_offers_names_of_objects() {
         (&["release", "claim", ""], "a"),
         (&["unprepare", ""], "default/one"),
     ] {
-        let found = completed(&daemon, words).await;
-        assert!(
-            found.iter().any(|name| name == expected),
-            "{words:?}: {found:?}"
-        );
+        offered(&daemon, words, |name| name == expected).await;
     }
-    let devices = completed(&daemon, &["get", "devices", ""]).await;
-    assert!(
-        devices.iter().any(|name| name.ends_with("gpus/gpu-3")),
-        "{devices:?}"
-    );
+    offered(&daemon, &["get", "devices", ""], |name| {
+        name.ends_with("gpus/gpu-3")
+    })
+    .await;
     let commands = completed(&daemon, &["unprep"]).await;
     assert!(commands[0].starts_with("unprepare"), "{commands:?}");
     let other = completed(&daemon, &["get", "drivers", "none"]).await;

@@ -3,7 +3,6 @@
 pub(crate) mod bombs;
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,7 +15,7 @@ use nodedock_model::grant::Grant;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, wasm};
 use nodedock_tests::golden::settings;
-use nodedock_tests::machine::{Tmpfs, is_root, or_skip, skip};
+use nodedock_tests::machine::{Tmpfs, is_root, or_skip, skip, write_script};
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{DEADLINE, Daemon, Options, Root, places};
 use nodedock_wasm::{
@@ -57,8 +56,8 @@ async fn refusal(bounds: CompileBounds, bytes: Vec<u8>) -> LoadError {
 
 /// Writes a program that replaces the compiler.
 fn script(root: &Root, text: &str) -> PathBuf {
-    let path = root.write("compiler", format!("#!/bin/sh\n{text}\n"));
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = root.path().join("compiler");
+    write_script(&path, &format!("#!/bin/sh\n{text}\n"));
     path
 }
 

@@ -381,5 +381,8 @@ async fn every_refused_file_is_a_condition() {
             .until_condition("driver-not-serving", file, true)
             .await;
     }
-    assert_eq!(scene.daemon.node().await.conditions.len(), FILES);
+    scene
+        .daemon
+        .until_conditions(&["driver-not-serving"; FILES])
+        .await;
 }

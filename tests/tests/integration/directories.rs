@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::machine::own_listener;
 use nodedock_tests::metrics::ask;
 use nodedock_tests::wait::until_path;
 use nodedock_tests::{Daemon, Options, Root, places};
@@ -133,7 +134,7 @@ async fn cdi_file_mode_follows_config() {
 /// The daemon ended.
 #[tokio::test]
 async fn occupied_addresses_are_reported_and_retried() {
-    let occupied = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let occupied = [(); 2].map(|()| own_listener());
     let [admin, api] = occupied
         .each_ref()
         .map(|listener| listener.local_addr().unwrap());

@@ -278,13 +278,13 @@ async fn image_takes_precedence_over_equal_file() {
     write_side_files(&root, MOCK_GPU);
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     let daemon = Daemon::start_on(root, Options::default()).await;
-    daemon
-        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
-        .await;
     assert_eq!(
         daemon.until_serving(MOCK_GPU_FILE).await.digest,
         digest(&of_file)
     );
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
 
     let mut daemon = daemon;
     let directory = daemon.path().join("images").join(MOCK_GPU);
@@ -359,12 +359,12 @@ async fn image_update_keeps_claims_without_reload() {
     };
     let (of_old, of_new) = (options("old", "old"), options("new", "new"));
     let old = Daemon::start_on(root, of_old).await;
-    old.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
-        .await;
     assert_eq!(
         old.until_serving("gpu.wasm").await.digest,
         digest(&old_bytes)
     );
+    old.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
 
     let new = old.beside(of_new).await;
     assert_eq!(

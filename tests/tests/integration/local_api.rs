@@ -12,7 +12,7 @@ mod users;
 
 use nodedock_kube::local_client::LocalClient;
 use nodedock_tests::drivers::MOCK_GPU_FILE;
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::{DEADLINE, Daemon, Options, Root};
 use serde_json::Value;
 
 const CLASS: &str = r#"
@@ -100,6 +100,8 @@ async fn selected_devices_stay_until_claim_deletion() {
         .cli(&["claim", "delete", "two", "--timeout", "1"])
         .await;
     delete.failed_with(1, &["claim default/two is in use"]);
+    // An unprepare waits for no driver that is being loaded.
+    daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.cli(&["unprepare", "default/web"]).await.done();
     let (api, uid) = (api(&daemon).await, uid(&daemon, "two").await);
     if let Some(uid) = uid {
@@ -150,10 +152,17 @@ async fn pending_claim_explains_each_device() {
         "is not allocated: request \"gpu\" needs 1 device",
         "gpus/gpu-3: in use by claim",
     ];
-    daemon
-        .cli(&["explain", "claim", "one"])
-        .await
-        .done_with(&why);
+    // On a busy machine the node has not decided yet.
+    let explained = async {
+        loop {
+            let output = daemon.cli(&["explain", "claim", "one"]).await.stdout;
+            if why.iter().all(|part| output.contains(part)) {
+                return;
+            }
+        }
+    };
+    let found = tokio::time::timeout(DEADLINE, explained).await;
+    found.expect("it says why");
     daemon.cli(&["claim", "describe", "one"]).await.done_with(&[
         "is pending",
         "request gpu: 1 of class gpu",
@@ -454,7 +463,7 @@ async fn malformed_input_is_refused_with_position() {
         "-f",
         file.to_str().unwrap(),
         "--timeout",
-        "1",
+        "5",
     ];
     daemon
         .cli(&create)

@@ -40,15 +40,9 @@ async fn claims_are_restored_from_cdi_files() {
     assert_eq!(aside.len(), 1, "{aside:?}");
     assert_eq!(std::fs::read(&aside[0]).unwrap(), b"not a checkpoint");
 
-    let conditions = daemon.node().await.conditions;
-    let [condition] = conditions.as_slice() else {
-        panic!("one problem is wanted: {conditions:?}")
-    };
-    let problem = condition.problem.as_ref().unwrap();
-    assert_eq!(
-        (condition.subject.as_str(), problem.code.as_str()),
-        (aside[0].to_str().unwrap(), "checkpoint-set-aside")
-    );
+    let conditions = daemon.until_conditions(&["checkpoint-set-aside"]).await;
+    assert_eq!(conditions[0].subject, aside[0].to_str().unwrap());
+    let problem = conditions[0].problem.as_ref().unwrap();
     assert!(
         problem.message.contains("1 claims were taken back"),
         "{problem:?}"
@@ -69,11 +63,8 @@ async fn claims_are_restored_from_cdi_files() {
     );
     daemon.assert_empty().await;
     daemon.restart().await;
-    assert_eq!(
-        daemon.node().await.conditions,
-        [],
-        "it stands until the next start"
-    );
+    // It is there until the next start.
+    daemon.until_conditions(&[]).await;
 }
 
 #[tokio::test]

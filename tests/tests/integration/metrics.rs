@@ -8,6 +8,7 @@ use nodedock_proto::kubelet::pod_resources::v1::ListPodResourcesRequest;
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::PodResourcesListerClient;
 use nodedock_tests::compose::{claim, gpu_claim, pod, request};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::machine::own_listener;
 use nodedock_tests::metrics::{Exposition, Family, ask, families_on_page};
 use nodedock_tests::{Daemon, Options};
 use tokio::net::TcpStream;
@@ -280,7 +281,7 @@ async fn only_health_and_metrics_are_served() {
 
 #[tokio::test]
 async fn configured_address_is_listened_on() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = own_listener();
     let address = free.local_addr().unwrap();
     let config = format!("admin: {{listen: \"{address}\"}}\n");
     drop(free);

@@ -132,7 +132,7 @@ async fn unused_name_is_free() {
     daemon.take_out(MOCK_GPU_FILE);
     let served = daemon.until_serving(SQUATTER).await;
     assert_eq!(served.name, MOCK_GPU_NAME);
-    assert_eq!(daemon.node().await.conditions, []);
+    daemon.until_conditions(&[]).await;
     daemon.install(MOCK_GPU, Form::Core);
     daemon
         .until_failed(MOCK_GPU_FILE, &["belongs to the driver file aaa.wasm"])

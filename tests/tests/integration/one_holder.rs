@@ -94,18 +94,10 @@ fn claim_of(name: &str, class: &str) -> String {
     )
 }
 
-async fn create(daemon: &Daemon, name: &str, text: &str) -> Output {
+async fn create(daemon: &Daemon, name: &str, text: &str, more: &[&str]) -> Output {
     let file = daemon.write(&format!("{name}.yaml"), text);
-    daemon
-        .cli(&[
-            "claim",
-            "create",
-            "-f",
-            file.to_str().unwrap(),
-            "--timeout",
-            "1",
-        ])
-        .await
+    let args = ["claim", "create", "-f", file.to_str().unwrap()];
+    daemon.cli(&[&args[..], more].concat()).await
 }
 
 #[tokio::test]
@@ -163,11 +155,11 @@ async fn unrelated_nodes_are_given_beside_claim() {
 #[tokio::test]
 async fn allocator_offers_only_preparable_devices() {
     let daemon = start(Options::default().flag("--local-api")).await;
-    create(&daemon, "classes", CLASSES).await.done();
-    create(&daemon, "whole", &claim_of("whole", "display"))
+    create(&daemon, "classes", CLASSES, &[]).await.done();
+    create(&daemon, "whole", &claim_of("whole", "display"), &[])
         .await
         .done_with(&["0000-01-00-0"]);
-    create(&daemon, "node", &claim_of("node", "card"))
+    create(&daemon, "node", &claim_of("node", "card"), &[])
         .await
         .done_with(&["dri-card1"]);
     for claim in ["whole", "node"] {
@@ -176,7 +168,13 @@ async fn allocator_offers_only_preparable_devices() {
             .await
             .done();
     }
-    let late = create(&daemon, "late", &claim_of("late", "card")).await;
+    let late = create(
+        &daemon,
+        "late",
+        &claim_of("late", "card"),
+        &["--timeout", "5"],
+    )
+    .await;
     assert_ne!(late.code, Some(0), "{late:?}");
     let why = daemon.cli(&["explain", "claim", "late"]).await.done();
     assert!(why.contains("its hardware is in use by claim"), "{why}");
@@ -192,8 +190,8 @@ async fn allocator_offers_only_preparable_devices() {
 #[tokio::test]
 async fn taken_device_is_replaced_in_prepare() {
     let daemon = start(Options::default().flag("--local-api")).await;
-    create(&daemon, "classes", CLASSES).await.done();
-    create(&daemon, "node", &claim_of("node", "card"))
+    create(&daemon, "classes", CLASSES, &[]).await.done();
+    create(&daemon, "node", &claim_of("node", "card"), &[])
         .await
         .done_with(&["dri-card0"]);
     let named = format!("{NODES}/nodes/dri-card0");

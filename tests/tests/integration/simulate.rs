@@ -203,9 +203,10 @@ async fn simulated_claims_are_prepared_and_counted() {
     scene.claim("other-node", MOCK_GPU_NAME, "other/gpus", "gpu-3");
     until(&mut lines, "2 claims prepared, 1 refused").await;
     scene.api.deallocate_claim(NAMESPACE, "before");
-    until(&mut lines, "1 claims prepared, 1 refused").await;
+    // The refused claim is tried again after a minute, and counted again.
+    until(&mut lines, ", 1 claims prepared, ").await;
     scene.api.delete("resourceclaims", NAMESPACE, "plain");
-    until(&mut lines, "0 claims prepared, 1 refused").await;
+    until(&mut lines, ", 0 claims prepared, ").await;
 }
 
 #[tokio::test]
@@ -213,7 +214,7 @@ async fn script_makes_devices_unhealthy_or_absent() {
     let scene = Scene::start().await;
     let script = "faults:\n\
         - {nodes: virtual-1, driver: mock-gpu.nodedock.dev, devices: gpus/gpu-2, state: unhealthy, message: too hot}\n\
-        - {nodes: virtual-0, devices: gpus/gpu-*, state: absent, forSeconds: 1}\n";
+        - {nodes: virtual-0, devices: gpus/gpu-*, state: absent, forSeconds: 5}\n";
     let script = scene.root.write("faults.yaml", script);
     let _simulation = scene.run(2, &["--faults", script.to_str().unwrap()]);
     let gpus = |state: &nodedock_stand_ins::api_server::State, node: &str| {
@@ -292,12 +293,12 @@ fn lines(child: &mut Child) -> Lines {
     tokio::io::BufReader::new(child.stdout.take().expect("it is piped")).lines()
 }
 
-/// Reads until a line has this end.
-async fn until(lines: &mut Lines, end: &str) {
+/// Reads until a line has this part.
+async fn until(lines: &mut Lines, part: &str) {
     let mut seen = Vec::new();
     let read = async {
         while let Some(line) = lines.next_line().await.expect("text") {
-            if line.ends_with(end) {
+            if line.contains(part) {
                 return;
             }
             seen.push(line);
@@ -305,5 +306,5 @@ async fn until(lines: &mut Lines, end: &str) {
         panic!("it ended");
     };
     let found = tokio::time::timeout(nodedock_tests::DEADLINE, read).await;
-    assert!(found.is_ok(), "no line ends with {end:?}: {seen:#?}");
+    assert!(found.is_ok(), "no line has {part:?}: {seen:#?}");
 }

@@ -30,9 +30,11 @@ fn compiled(daemon: &Daemon) -> Vec<String> {
     let mut dirs = vec![daemon.path().join("var/cache/nodedock")];
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            // A file is written under a temporary name, which may be gone again.
+            let size = entry.metadata().map_or(0, |metadata| metadata.len());
             if entry.file_type().unwrap().is_dir() {
                 dirs.push(entry.path());
-            } else if entry.metadata().unwrap().len() > 1024 {
+            } else if size > 1024 {
                 found.push(entry.path().display().to_string());
             }
         }

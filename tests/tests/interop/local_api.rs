@@ -140,14 +140,14 @@ impl Machine {
             "wait",
             "--for=jsonpath={.status.allocation}",
             &claim,
-            "--timeout=30s",
+            "--timeout=100s",
         ];
         self.kubectl(&wait).await.done_with(&["condition met"]);
     }
 
     /// Waits until kubectl does not find an object any more.
     async fn until_deleted(&self, object: &str) {
-        self.kubectl(&["wait", "--for=delete", object, "--timeout=30s"])
+        self.kubectl(&["wait", "--for=delete", object, "--timeout=100s"])
             .await
             .done();
     }

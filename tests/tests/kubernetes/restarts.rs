@@ -22,7 +22,7 @@ const BETWEEN: usize = 5;
 const DEVICES: usize = 32;
 /// The longest time from the first attempt of a command to its success, where no process of the daemon is there for a time, and else.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-const WAIT_MAX_WITHOUT_GAP: Duration = Duration::from_secs(2);
+const WAIT_MAX_WITHOUT_GAP: Duration = Duration::from_secs(10);
 const RESOURCE: &str = "example.com/gpu";
 
 #[tokio::test]

@@ -44,7 +44,6 @@ type Body = UnsyncBoxBody<Bytes, Broken>;
 /// A port that is listened on, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Listening {
-    pub(super) port: u16,
     end: DropGuard,
     task: JoinHandle<()>,
 }
@@ -54,14 +53,9 @@ impl Listening {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
         let listener =
             listener.unwrap_or_else(|error| panic!("port {port} cannot be listened on: {error}"));
-        let port = listener
-            .local_addr()
-            .expect("a listener has an address")
-            .port();
         let end = CancellationToken::new();
         let task = tokio::spawn(accept(listener, shared, end.clone()));
         Self {
-            port,
             end: end.drop_guard(),
             task,
         }

@@ -187,7 +187,7 @@ async fn restart_rediscovers_sockets_and_wipes_slices() {
 #[tokio::test]
 async fn answers_for_other_claims_are_errors() {
     let options = KubeletOptions {
-        call_timeout: Duration::from_millis(300),
+        call_timeout: Duration::from_secs(3),
         ..quick()
     };
     let (dir, kubelet) = kubelet(options).await;

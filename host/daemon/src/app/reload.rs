@@ -227,7 +227,8 @@ mod tests {
         std::fs::write(directory.path().join("new"), "nodeName: b\n").unwrap();
         std::fs::rename(directory.path().join("new"), &path).unwrap();
         assert_eq!(next().await, "config-needs-restart");
-        std::fs::write(&path, "nodeName: a\n").unwrap();
+        std::fs::write(directory.path().join("new"), "nodeName: a\n").unwrap();
+        std::fs::rename(directory.path().join("new"), &path).unwrap();
         assert_eq!(next().await, "over");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(next().await, "config-refused");

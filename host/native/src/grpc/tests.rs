@@ -418,6 +418,8 @@ async fn oversized_answer_fails_only_its_call() {
 async fn hanging_plugin_delays_no_other() {
     let stuck = Bench::new(Script::prepare(ScriptedOutcome::Hang));
     let good = Bench::new(Script::ok(DRIVER));
+    // Else a slow connection uses up the short deadline.
+    stuck.link("connected").await;
     let release = Arc::new(Notify::new());
     good.plugin
         .set_script(Script::prepare(ScriptedOutcome::After(

@@ -18,7 +18,9 @@ use nodedock_model::{Changed, DriverClaim, DriverName, ObjectRef, Problem};
 
 const DRIVER: &str = "null.example.com";
 /// Longer than any step takes, and shorter than a person waits.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time for the answer of a plugin that gives none.
+const SHORT: Duration = Duration::from_millis(200);
 
 struct Dock {
     bench: Bench,
@@ -31,9 +33,15 @@ impl Dock {
         Self::retrying(Duration::from_millis(20))
     }
 
+    /// A plugin has as long for its answer as a test waits.
     fn retrying(retry: Duration) -> Self {
+        Self::with(retry, PATIENCE)
+    }
+
+    /// Waits so long before a retry, and for GetInfo.
+    fn with(retry: Duration, info: Duration) -> Self {
         let (bench, changes) = (Bench::new(), Changes::default());
-        let (listener, info) = (changes.listen(), Duration::from_millis(200));
+        let listener = changes.listen();
         let times = PluginTimes {
             info,
             retry_min: retry,
@@ -320,7 +328,7 @@ async fn socket_without_listener_is_retried() {
 
 #[tokio::test]
 async fn silent_plugin_delays_no_other() {
-    let mut dock = Dock::new();
+    let mut dock = Dock::with(Duration::from_millis(20), SHORT);
     let mute = dock.bench.dir.path().join("reg/mute.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&mute).unwrap();
     let plugin = dock.start(dock.options(DRIVER)).await;

@@ -184,7 +184,7 @@ async fn wait_ends_when_the_path_appears() {
 #[tokio::test]
 async fn deadline_of_the_call_ends_a_wait() {
     let stage = Stage::new();
-    let grant = "sysfsRead: [a]\nlimits: {wallMs: 60}";
+    let grant = "sysfsRead: [a]\nlimits: {wallMs: 600}";
     let endless = stage.try_load(waiting(u32::MAX).module(), grant);
     let endless = endless.await.unwrap();
     let late = endless

@@ -112,7 +112,7 @@ async fn main() -> Result<()> {
             registration.clone(),
             endpoint.clone(),
         ));
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        tokio::time::sleep(Duration::from_millis(3000)).await;
     }
     let listener = listen(&endpoint, has(Fault::KeepsStaleSockets))?;
     let mut server = Server::builder().add_service(V1Server::new(Dra(driver.clone())));

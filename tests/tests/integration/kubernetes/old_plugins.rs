@@ -223,6 +223,8 @@ async fn old_plugin_devices_are_in_slices() {
         kubelet.registered(DRIVER).await;
     }
     plugin.answers.send_replace(true);
+    // The slices are there all the time.
+    daemon.until_serving(DRIVER).await;
     cluster.api.wait_until("two devices again", names(2)).await;
     kubelet
         .driver(DRIVER)

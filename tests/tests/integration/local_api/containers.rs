@@ -64,9 +64,16 @@ async fn machine_for_podman(options: Options) -> (Daemon, [String; 2]) {
 
 /// Waits until a file of podman's directory has devices of a kind.
 async fn until_file(kind: &str) {
+    until_words(&[kind]).await;
+}
+
+/// Waits until a file has these strings.
+async fn until_words(words: &[&str]) {
     let has = |path: PathBuf| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.contains(&format!("\"{kind}\""))
+        words
+            .iter()
+            .all(|word| text.contains(&format!("\"{word}\"")))
     };
     let found = async {
         loop {
@@ -223,7 +230,7 @@ async fn named_claim_outlives_its_containers() {
         panic!("one device")
     };
     let index = device.strip_prefix("gpu-").unwrap();
-    until_file(&gpu).await;
+    until_words(&[&gpu, "claim-mine"]).await;
     let name = format!("{gpu}=claim-mine");
     for _ in 0..2 {
         let shown = podman.run(&daemon, &[&name], SHOW).await.unwrap();

@@ -110,7 +110,7 @@ async fn renamed_host_keeps_node_name() {
     // Who sets the name has no condition.
     daemon.options().set_env(VARIABLE, "before");
     daemon.restart().await;
-    assert!(daemon.node().await.conditions.is_empty());
+    daemon.until_conditions(&[]).await;
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn only_empty_nodes_are_renamed() {
             published(&daemon).await,
             [name.to_owned(), format!("{name}/gpus")]
         );
-        assert!(daemon.node().await.conditions.is_empty());
+        daemon.until_conditions(&[]).await;
     }
     assert_eq!(
         create(&daemon, "one", "{deviceClassName: gpu}").await,

@@ -518,7 +518,7 @@ async fn failures_have_codes_of_container_tools() {
         "none",
         "--wait-for-missing",
         "--timeout",
-        "3",
+        "6",
         "--",
         "true",
     ];

@@ -1,10 +1,10 @@
 //! `nodedock runtime` with a runtime that only records: containers that race, and wrappers that are killed at any moment.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use nodedock_tests::machine::write_script;
 use nodedock_tests::{DEADLINE, Daemon, Options};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ const CONTAINERS: usize = 64;
 /// Wrappers that are killed, and the pause between two of them: together they reach every step of a start, which takes some 50 ms.
 const KILLED: u32 = 40;
 const STEP: Duration = Duration::from_millis(3);
+/// Deadline for the end of their claims: with a wrapper ends its claim, and no other limit is waited for.
+const SOON: Duration = Duration::from_secs(30);
 /// Deadline for all of them together, on a busy machine.
 const LONG: Duration = Duration::from_secs(240);
 
@@ -84,8 +86,8 @@ fn settings(daemon: &Daemon, script: &str) -> PathBuf {
 }
 
 fn settings_with(daemon: &Daemon, script: &str, more: &str) -> PathBuf {
-    let path = daemon.write("records.sh", script);
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = daemon.path().join("records.sh");
+    write_script(&path, script);
     let text = format!("runtime: {}\n{more}", path.display());
     daemon.write("runtime.yaml", text)
 }
@@ -141,9 +143,7 @@ async fn killed_runtimes_keep_no_device() {
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
         container.wait().await.unwrap();
     }
-    timeout(Duration::from_secs(5), until_free(&daemon))
-        .await
-        .expect("free within 5 s");
+    timeout(SOON, until_free(&daemon)).await.expect("free soon");
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn created_hook_waits_as_configured() {
     let mut input = hook.stdin.take().unwrap();
     input.write_all(state.as_bytes()).await.unwrap();
     drop(input);
-    let output = timeout(Duration::from_secs(20), hook.wait_with_output());
+    let output = timeout(DEADLINE, hook.wait_with_output());
     let output = output.await.expect("it ends in time").unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(

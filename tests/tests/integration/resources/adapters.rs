@@ -87,16 +87,9 @@ async fn until_devices(daemon: &Daemon, wanted: &[(&str, &str)]) {
 async fn claims_and_limits_share_plugin_devices() {
     let mut daemon = adapted().await;
     let plugin = with_nics(&daemon, Script::ok(), 3).await;
-    let driver = daemon
-        .drivers()
-        .await
-        .into_iter()
-        .find(|driver| driver.name == DRIVER)
-        .expect("it serves");
-    assert_eq!(
-        (driver.kind.as_str(), driver.state.as_str(), driver.devices),
-        ("adapter", "serving", 3)
-    );
+    let serves = |driver: &v1::Driver| driver.state == "serving" && driver.devices == 3;
+    let driver = daemon.until_driver(DRIVER, serves).await;
+    assert_eq!(driver.kind, "adapter");
 
     let first = daemon.prepared(claiming("claimed", &["nic-1"])).await;
     assert_eq!(until_allocate(&plugin).await, ["nic-1"]);

@@ -7,7 +7,7 @@ use tonic::Code;
 use super::agreement::agree;
 use super::{NIC, calling, freed, limited, nics, ready, short, start, started, with_nics};
 
-const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 300}\n";
+const SHORT_DEADLINE: &str = "claims: {callDeadlineMs: 3000}\n";
 
 /// Starts a daemon with a deadline for calls that a test can wait for.
 async fn daemon() -> Daemon {
@@ -148,6 +148,8 @@ async fn restarted_plugin_is_called_again() {
         "{problem:?}"
     );
     drop::<Plugin>(first);
+    // Else the devices of the first one pass for those of the second.
+    daemon.until_resource(NIC, |nic| nic.allocatable == 0).await;
     let _second = with_nics(&daemon, Script::ok(), 2).await;
     ready(&daemon, limited("one", &[(NIC, 2)])).await;
 }

@@ -279,6 +279,10 @@ async fn whole_life(options: impl Fn(&Daemon) -> PluginOptions) {
     life.containers_start().await;
     life.daemon.restart().await;
     life.plugin = None;
+    // Else the devices of the old plugin pass for those of the new one.
+    life.daemon
+        .until_resource(NIC, |nic| nic.allocatable == 0)
+        .await;
     life.bring_plugin().await;
     life.is_the_same().await;
     life.end().await;

@@ -44,11 +44,9 @@ async fn enforce_loads_nothing_from_writable_directory() {
     daemon.put_config(&trust("enforce", &[key], ""));
     daemon.until_log("the trust in driver files changed").await;
     daemon.drop_in(MOCK_GPU_FILE, &bytes);
-    let failed = daemon.until_state(MOCK_GPU_FILE, "failed").await;
-    assert!(
-        failed.reason.contains("others may change it") && failed.reason.contains("chmod go-w"),
-        "{failed:?}"
-    );
+    daemon
+        .until_failed(MOCK_GPU_FILE, &["others may change it", "chmod go-w"])
+        .await;
     chmod(&dir, 0o700);
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_conditions(&[]).await;

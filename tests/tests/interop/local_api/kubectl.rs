@@ -465,7 +465,7 @@ async fn template_claim_ends_with_its_pod() {
         "wait",
         "--for=jsonpath={.status.resourceClaimStatuses[0].resourceClaimName}",
         "pod/web",
-        "--timeout=30s",
+        "--timeout=100s",
     ];
     machine.kubectl(&named).await.done();
     let name =

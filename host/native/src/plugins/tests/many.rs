@@ -65,7 +65,7 @@ fn mute(path: &Path) -> UnixListener {
 
 #[tokio::test]
 async fn socket_has_one_worker() {
-    let mut dock = Dock::retrying(PATIENCE);
+    let mut dock = Dock::with(PATIENCE, SHORT);
     let path = dock.bench.dir.path().join("reg/mute.sock");
     let first = mute(&path);
     let (mut asked, _) = first.accept().await.unwrap();
