@@ -14,7 +14,9 @@ use super::get::add_objects;
 use super::output::{Format, join, print, print_text};
 use super::{Location, describe, local_api, names, waiting};
 use nodedock_base::clock::{now_ms, rfc3339};
+use nodedock_base::printable::one_line;
 use nodedock_kube::extended_resources::class_name;
+use nodedock_model::limit::LABEL_VALUE_BYTES_MAX;
 use nodedock_model::{DriverName, ExtendedResource};
 
 #[derive(Subcommand)]
@@ -255,6 +257,11 @@ fn device_lines(device: &v1::Device) -> Vec<String> {
     }
     let taints = device.taints.iter().map(describe::taint);
     lines.extend(taints.map(|taint| format!("  taint: {taint}")));
+    let annotations: BTreeMap<_, _> = device.annotations.iter().collect();
+    lines.extend(annotations.into_iter().map(|(key, value)| {
+        let value = one_line(value, LABEL_VALUE_BYTES_MAX);
+        format!("  annotation: {key}={value}")
+    }));
     lines
 }
 
@@ -836,6 +843,9 @@ mod tests {
             name: "gpu-0".to_owned(),
             health: "unhealthy".to_owned(),
             health_message: "too hot".to_owned(),
+            annotations: [("b.example.com/slot", "4\n  free"), ("a", "")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
             ..v1::Device::default()
         };
         let of_plugin = v1::LeftOut {
@@ -853,11 +863,13 @@ mod tests {
             [
                 "gpu-0 of gpu.example.com/node-1/a is offered",
                 "  health: unhealthy: too hot",
-                "  free"
+                "  free",
+                "  annotation: a=",
+                "  annotation: b.example.com/slot=4   free",
             ]
         );
         assert_eq!(lines("node-1/a/gpu-0"), lines("a/gpu-0"));
-        assert_eq!(lines("gpu-0").len(), 6);
+        assert_eq!(lines("gpu-0").len(), 10);
         assert_eq!(
             lines("0000:3b:00.0"),
             [
