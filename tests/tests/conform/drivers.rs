@@ -1,5 +1,6 @@
 //! Drivers that pass: our examples, and one on the official Go library.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nodedock_tests::go::Module;
@@ -170,8 +171,32 @@ async fn the_driver_of_device_nodes_passes() {
 /// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
 const OWN: [&str; 2] = ["--only", "wire,idempotency,slices,conduct.values-restored"];
 
+/// The cases of drivers that report the health of their devices. Those that do not would wait for a report.
+const OF_HEALTH: [&str; 2] = ["--only", "features.health-devices,features.health-again"];
+
 /// An example driver on a machine, with a config of the test's own unless the driver has none.
 async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
+    on_machine_with(name, config, machine, &[]).await;
+}
+
+/// An example driver that reports the health of its devices, as [`on_machine`].
+async fn with_health(name: &str, config: &str, machine: &Path) {
+    let outcomes = on_machine_with(name, Some(config), machine, &OF_HEALTH).await;
+    for case in [
+        "features.health-list",
+        "features.health-devices",
+        "features.health-again",
+    ] {
+        assert_eq!(outcomes[case], "passed", "{name}");
+    }
+}
+
+async fn on_machine_with(
+    name: &str,
+    config: Option<&str>,
+    machine: &Path,
+    more: &[&str],
+) -> BTreeMap<String, String> {
     let driver = drivers().join(format!("{name}.wasm"));
     let grant = examples().join(name).join(format!("{name}.grant.yaml"));
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -187,6 +212,7 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
         args.extend(["--config", text(file.path())]);
     }
     args.extend(OWN);
+    args.extend(more);
     let (outcomes, report) = outcomes(&args).await;
     all_pass(name, &outcomes, &report);
     for case in [
@@ -197,6 +223,7 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     ] {
         assert_eq!(outcomes[case], "passed", "{name}");
     }
+    outcomes
 }
 
 #[tokio::test]
@@ -242,7 +269,7 @@ async fn the_driver_of_cameras_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &[]);
     machine.cameras();
-    on_machine("camera", Some("pools: [{name: all}]"), machine.path()).await;
+    with_health("camera", "pools: [{name: all}]", machine.path()).await;
 }
 
 #[tokio::test]
@@ -250,7 +277,7 @@ async fn the_driver_of_accelerators_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &["intel_vpu", "apex"]);
     machine.accelerators();
-    on_machine("accel", Some("pools: [{name: all}]"), machine.path()).await;
+    with_health("accel", "pools: [{name: all}]", machine.path()).await;
 }
 
 #[tokio::test]
@@ -260,7 +287,7 @@ async fn the_driver_of_disks_passes() {
     machine.disks();
     let [one, other] = DISKS;
     let pools = format!("pools: [{{name: disks, select: [{{wwid: {one}}}, {{wwid: {other}}}]}}]");
-    on_machine("block", Some(&pools), machine.path()).await;
+    with_health("block", &pools, machine.path()).await;
 }
 
 #[tokio::test]
