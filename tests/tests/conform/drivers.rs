@@ -8,7 +8,12 @@ use nodedock_tests::machine::skip;
 use nodedock_tests::places::{beside, drivers, examples};
 use nodedock_tests::recorded::{DISKS, Recorded};
 
-use super::{all_pass, of, outcomes, text};
+use super::{all_pass, listed, of, outcomes, text};
+
+/// Runs a program side by side with itself: ours take no port, and nothing outside their directories.
+fn native(command: &str) -> [&str; 4] {
+    ["--exec", command, "--jobs", "4"]
+}
 
 #[tokio::test]
 async fn the_native_null_driver_passes() {
@@ -17,8 +22,14 @@ async fn the_native_null_driver_passes() {
         "{} --registry-dir {{registry}} --plugins-dir {{plugins}}",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command, "--device", "null/null-0"]).await;
+    let device = ["--device", "null/null-0"];
+    let (outcomes, report) = outcomes(&[&native(&command)[..], &device[..]].concat()).await;
     all_pass("native-null", &outcomes, &report);
+    // Whichever case ends first.
+    let verdicts = report["verdicts"].as_array().expect("verdicts").iter();
+    let ids = verdicts.map(|verdict| verdict["id"].as_str().expect("an ID"));
+    let ids: Vec<_> = ids.collect();
+    assert_eq!(ids, listed().await);
     for level in ["wire", "idempotency", "crash", "conduct"] {
         assert!(
             of(&outcomes, "passed")
@@ -76,7 +87,7 @@ async fn the_native_device_plugin_passes() {
         "{} --device-plugins-dir {{device-plugins}} --prefer last",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    let (outcomes, report) = outcomes(&native(&command)).await;
     all_pass("native-device-plugin", &outcomes, &report);
     let passed = of(&outcomes, "passed");
     assert_eq!(
@@ -109,7 +120,7 @@ async fn official_go_library_driver_passes() {
          --checkpoint {{state}}/checkpoint.json --node-name {{node}} --devices 4 --rolling-update-uid {{instance}}",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    let (outcomes, report) = outcomes(&native(&command)).await;
     all_pass("the driver in Go", &outcomes, &report);
     for level in [
         "wire",
