@@ -175,19 +175,16 @@ impl Process {
         let pids = processes(|pid, stat| {
             stat.group == self.pid || (is_left(stat) && is_of(pid, &self.mark, is_alone))
         });
-        for pid in &pids {
-            // no error: a process that has just ended has no numbers, and the caller says so
-            let status =
-                std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            // One that has ended and was not waited for has none.
-            let resident =
-                resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-            usage.memory += resident.unwrap_or_default() << 10;
-            // no error: the same
-            usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
-                .ok()?
-                .count();
+        for pid in pids {
+            match Usage::of(pid) {
+                Some(own) => {
+                    usage.memory += own.memory;
+                    usage.files += own.files;
+                }
+                // It has just ended, and takes nothing.
+                None if stat(pid).is_none() => {}
+                None => return None,
+            }
         }
         (usage.memory > 0).then_some(usage)
     }
@@ -197,6 +194,25 @@ impl Process {
 pub(crate) struct Usage {
     pub(crate) memory: u64,
     pub(crate) files: usize,
+}
+
+impl Usage {
+    /// `None`: it cannot be read, or the process has ended.
+    fn of(pid: Pid) -> Option<Self> {
+        let directory = format!("/proc/{}", pid.as_raw_nonzero());
+        // no error: the caller looks whether the process is still there
+        let status = std::fs::read_to_string(format!("{directory}/status")).ok()?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        // One that has ended and was not waited for has none.
+        let resident =
+            resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        // no error: the same
+        let files = std::fs::read_dir(format!("{directory}/fd")).ok()?;
+        Some(Self {
+            memory: resident.unwrap_or_default() << 10,
+            files: files.count(),
+        })
+    }
 }
 
 impl Drop for Process {

@@ -265,6 +265,6 @@ async fn publish_with(driver: &Driver) -> Result<()> {
 pub(crate) async fn poll(driver: Arc<Driver>) {
     loop {
         let _ = api(&driver).list(&ListParams::default()).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
