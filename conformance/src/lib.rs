@@ -14,6 +14,7 @@ mod mounts;
 mod process;
 mod published;
 mod report;
+mod schedule;
 mod test_node;
 mod wire;
 
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt;
-use futures::stream::FuturesOrdered;
+use futures::stream::FuturesUnordered;
 use serde_json::Value;
 use tokio::sync::Mutex;
 
@@ -31,10 +32,11 @@ pub use daemon::DaemonSockets;
 pub use list::{Case, CaseError, Level, cases};
 pub use report::{CaseResult, Outcome, Report};
 
+use schedule::Schedule;
 use test_node::TestNode;
 
-/// One after the other: on a busy machine a driver may be late for its deadlines.
-const JOBS: usize = 1;
+/// Cases that run side by side of a driver that shares nothing between its instances: most of a case is waiting.
+pub const SIDE_BY_SIDE: usize = 4;
 /// A driver that answers each call in time may still be too slow.
 const CASE_MAX: Duration = Duration::from_secs(600);
 
@@ -157,12 +159,13 @@ pub struct Options {
     pub slices_timeout: Duration,
     /// IDs of cases, or levels; empty: all.
     pub only: Vec<String>,
-    /// Cases of a program that run at the same time; a driver that runs already has one at a time.
+    /// Cases of a program that run at the same time, each with a driver of its own: more than one only if the program takes nothing of the
+    /// machine that another instance takes too, such as a port or a device. A driver that runs already has one at a time.
     pub jobs: usize,
 }
 
 impl Options {
-    /// The defaults: 30 s to register, 45 s for a call as a kubelet has it, 10 s for slices.
+    /// The defaults: 30 s to register, 45 s for a call as a kubelet has it, 30 s for slices, one case after the other.
     pub fn new(target: Target) -> Self {
         Self {
             target,
@@ -172,9 +175,9 @@ impl Options {
             admin_access: false,
             start_timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(45),
-            slices_timeout: Duration::from_secs(10),
+            slices_timeout: Duration::from_secs(30),
             only: Vec::new(),
-            jobs: JOBS,
+            jobs: 1,
         }
     }
 
@@ -208,23 +211,29 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&CaseResult)) -> Re
     let mut node = nodes.take().await?;
     let facts = cases::Facts::learn(&mut node).await;
     nodes.put_back(node).await;
-    let mut running = FuturesOrdered::new();
-    for case in list
+    let wanted = list
         .iter()
-        .filter(|case| is_wanted(case, &list, &options.only))
-    {
-        while running.len() >= options.jobs() || !report.has_all(&case.after) {
-            let Some(result) = running.next().await else {
-                break;
-            };
-            report.add(result?, &mut progress);
+        .filter(|case| is_wanted(case, &list, &options.only));
+    let mut schedule = Schedule::new(wanted, options.jobs() > 1);
+    let (mut running, mut ended) = (FuturesUnordered::new(), BTreeMap::new());
+    loop {
+        while running.len() < options.jobs()
+            && let Some((place, case)) = schedule.begin()
+        {
+            let run = *code.get(case.id.as_str()).context("a case without code")?;
+            let missing = facts.missing(case).or_else(|| schedule.blocks(case));
+            let outcome = result(case, run, &nodes, &facts, missing);
+            running.push(async move { (place, outcome.await) });
         }
-        let run = code.get(case.id.as_str()).context("a case without code")?;
-        let missing = facts.missing(case).or_else(|| report.blocks(case));
-        running.push_back(result(case, *run, &nodes, &facts, missing));
-    }
-    while let Some(result) = running.next().await {
-        report.add(result?, &mut progress);
+        let Some((place, result)) = running.next().await else {
+            break;
+        };
+        let result = result?;
+        schedule.end(place, &result.outcome);
+        ended.insert(place, result);
+        while let Some(result) = ended.remove(&report.verdicts.len()) {
+            report.add(result, &mut progress);
+        }
     }
     Ok(report)
 }

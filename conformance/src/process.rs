@@ -1,8 +1,9 @@
 //! The driver's process: started, ended, and all that it began with it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,18 +19,28 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// Size of one read.
 const READ_BYTES: usize = 8 << 10;
 
-/// Groups of the processes that are to live.
-static LIVE: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+/// Variable in the environment of a driver: its processes are known by it, whatever group and parent they have.
+const MARK: &str = "NODEDOCK_CONFORM_DRIVER";
 
-fn live() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
+/// Number of the driver that is started next.
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+
+/// The processes that are to live: their groups, and their marks.
+type Live = BTreeMap<i32, String>;
+
+/// Held while a process is started, until it is here, and while others are killed.
+static LIVE: Mutex<Live> = Mutex::new(Live::new());
+
+fn live() -> std::sync::MutexGuard<'static, Live> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process in a group of its own. It is killed when it is dropped, with its group and with what left the group.
+/// A process in a group of its own. It is killed when it is dropped, with its group and with what left the group. Others may run beside it.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
     pid: Pid,
+    mark: String,
     readers: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -60,13 +71,19 @@ impl Process {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .context("become the reaper of a driver")?;
         let (program, arguments) = command.split_first().context("the command is empty")?;
+        let mark = format!(
+            "{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let mut command = Command::new(program);
-        command.args(arguments);
+        command.args(arguments).env(MARK, &mark);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        let mut live = live();
         let mut child = command
             .spawn()
             .with_context(|| format!("start {program}"))?;
@@ -74,7 +91,8 @@ impl Process {
             .id()
             .and_then(|pid| Pid::from_raw(pid.cast_signed()))
             .context("the process has no ID")?;
-        live().insert(pid.as_raw_nonzero().get());
+        live.insert(pid.as_raw_nonzero().get(), mark.clone());
+        drop(live);
         let stdout = child
             .stdout
             .take()
@@ -86,6 +104,7 @@ impl Process {
         Ok(Self {
             child,
             pid,
+            mark,
             readers: stdout.into_iter().chain(stderr).collect(),
         })
     }
@@ -102,7 +121,7 @@ impl Process {
     pub(crate) async fn kill(mut self) {
         self.end_group();
         let _ = self.child.wait().await;
-        kill_orphans();
+        self.kill_orphans();
     }
 
     /// Kills what is left of the group.
@@ -110,6 +129,26 @@ impl Process {
         live().remove(&self.pid.as_raw_nonzero().get());
         // There may be none any more.
         let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+    }
+
+    /// Kills what left the group, and, when no driver lives, processes of which it is not known who started them.
+    fn kill_orphans(&self) {
+        let live = live();
+        // One that is killed leaves its own children to this process.
+        for _ in 0..8 {
+            let left = processes(|pid, stat| {
+                is_left(stat)
+                    && !live.contains_key(&stat.group.as_raw_nonzero().get())
+                    && (stat.group == self.pid || is_of(pid, &self.mark, live.is_empty()))
+            });
+            if left.is_empty() {
+                return;
+            }
+            for pid in left {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+            }
+        }
     }
 
     /// Ends it with SIGTERM.
@@ -122,7 +161,7 @@ impl Process {
         let ended = tokio::time::timeout(time, self.child.wait()).await;
         self.end_group();
         let _ = self.child.wait().await;
-        kill_orphans();
+        self.kill_orphans();
         match ended {
             Ok(_) => Ok(()),
             Err(_) => bail!("the driver did not end within {time:?} of SIGTERM"),
@@ -131,23 +170,21 @@ impl Process {
 
     /// Resident memory in bytes and open files, of it, of its group and of what left the group; `None`: they cannot be read.
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let (own, group) = (rustix::process::getpid(), rustix::process::getpgrp());
         let mut usage = Usage::default();
-        let pids =
-            processes(|stat| stat.group == self.pid || (stat.parent == own && stat.group != group));
-        for pid in &pids {
-            // no error: a process that has just ended has no numbers, and the caller says so
-            let status =
-                std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).ok()?;
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            // One that has ended and was not waited for has none.
-            let resident =
-                resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-            usage.memory += resident.unwrap_or_default() << 10;
-            // no error: the same
-            usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
-                .ok()?
-                .count();
+        let is_alone = live().len() == 1;
+        let pids = processes(|pid, stat| {
+            stat.group == self.pid || (is_left(stat) && is_of(pid, &self.mark, is_alone))
+        });
+        for pid in pids {
+            match Usage::of(pid) {
+                Some(own) => {
+                    usage.memory += own.memory;
+                    usage.files += own.files;
+                }
+                // It has just ended, and takes nothing.
+                None if stat(pid).is_none() => {}
+                None => return None,
+            }
         }
         (usage.memory > 0).then_some(usage)
     }
@@ -159,11 +196,30 @@ pub(crate) struct Usage {
     pub(crate) files: usize,
 }
 
+impl Usage {
+    /// `None`: it cannot be read, or the process has ended.
+    fn of(pid: Pid) -> Option<Self> {
+        let directory = format!("/proc/{}", pid.as_raw_nonzero());
+        // no error: the caller looks whether the process is still there
+        let status = std::fs::read_to_string(format!("{directory}/status")).ok()?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        // One that has ended and was not waited for has none.
+        let resident =
+            resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        // no error: the same
+        let files = std::fs::read_dir(format!("{directory}/fd")).ok()?;
+        Some(Self {
+            memory: resident.unwrap_or_default() << 10,
+            files: files.count(),
+        })
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         self.end_group();
         let _ = self.child.start_kill();
-        kill_orphans();
+        self.kill_orphans();
     }
 }
 
@@ -176,25 +232,23 @@ pub(crate) fn end(status: ExitStatus) -> String {
     }
 }
 
-/// Kills the processes that drivers left behind: children of this process in a session or a group that is not its own.
-fn kill_orphans() {
-    let own = rustix::process::getpid();
-    let group = rustix::process::getpgrp();
-    // One that is killed leaves its own children to this process.
-    for _ in 0..8 {
-        let left = processes(|stat| {
-            stat.parent == own
-                && stat.group != group
-                && !live().contains(&stat.group.as_raw_nonzero().get())
-        });
-        if left.is_empty() {
-            return;
-        }
-        for pid in left {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-        }
-    }
+/// Returns whether a process is a child of this one, in a session or a group that is not its own.
+fn is_left(stat: &Stat) -> bool {
+    stat.parent == rustix::process::getpid() && stat.group != rustix::process::getpgrp()
+}
+
+/// Returns whether a process descends from the driver with a mark. `unknown`: the answer for a process that has none, as its environment is
+/// not the driver's.
+fn is_of(pid: Pid, mark: &str, unknown: bool) -> bool {
+    // no error: the process has ended, or hides its environment, which is the same as having another one
+    let environment =
+        std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())).unwrap_or_default();
+    let mut variables = environment.split(|byte| *byte == 0);
+    let found = variables.find_map(|text| {
+        let text = text.strip_prefix(MARK.as_bytes())?;
+        text.strip_prefix(b"=")
+    });
+    found.map_or(unknown, |found| found == mark.as_bytes())
 }
 
 struct Stat {
@@ -202,12 +256,12 @@ struct Stat {
     group: Pid,
 }
 
-fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
+fn processes(is_meant: impl Fn(Pid, &Stat) -> bool) -> Vec<Pid> {
     // no error: every Linux has it, and processes end while it is listed
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries
         .filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
-        .filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat)))
+        .filter(|pid| stat(*pid).is_some_and(|stat| is_meant(*pid, &stat)))
         .collect()
 }
 
@@ -261,6 +315,26 @@ mod tests {
         assert!(alive(pid) && process.usage().is_some());
         process.kill().await;
         assert!(!alive(pid));
+    }
+
+    /// Each has a process that left its group and has lost its parent.
+    #[tokio::test]
+    async fn end_of_driver_spares_others_descendants() {
+        const SCRIPT: &str = "(setsid sh -c 'echo $$; exec sleep 600' &); exec sleep 600";
+        let _alone = ALONE.lock().await;
+        let [(one, first), (other, second)] = [(); 2].map(|()| shell(SCRIPT));
+        let pids = [pid_in(&first).await, pid_in(&second).await];
+        for pid in pids {
+            while stat(Pid::from_raw(pid).unwrap()).is_some_and(|stat| !is_left(&stat)) {
+                tokio::task::yield_now().await;
+            }
+        }
+        let beside = one.usage().unwrap().files;
+        other.kill().await;
+        assert!(alive(pids[0]) && !alive(pids[1]));
+        assert_eq!(one.usage().unwrap().files, beside);
+        one.kill().await;
+        assert!(!alive(pids[0]));
     }
 
     #[tokio::test]

@@ -11,6 +11,12 @@ pub(crate) struct DeviceId {
     pub(crate) name: String,
 }
 
+impl std::fmt::Display for DeviceId {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{}/{}", self.pool, self.name)
+    }
+}
+
 /// Returns whether there is a pool, and each pool has as many slices of its newest generation as it declares.
 pub(crate) fn is_complete(slices: &[Value]) -> bool {
     let mut pools: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();

@@ -82,25 +82,6 @@ impl Report {
         self.verdicts.push(result);
     }
 
-    /// Returns whether these cases have results.
-    pub(crate) fn has_all(&self, ids: &[String]) -> bool {
-        ids.iter()
-            .all(|id| self.verdicts.iter().any(|verdict| verdict.case.id == *id))
-    }
-
-    /// Why a case says nothing: one that it needs did not pass.
-    pub(crate) fn blocks(&self, case: &Case) -> Option<Outcome> {
-        let before = case
-            .after
-            .iter()
-            .filter_map(|id| self.verdicts.iter().find(|verdict| verdict.case.id == *id))
-            .find(|verdict| verdict.outcome != Outcome::Passed)?;
-        Some(Outcome::NotDeclared(format!(
-            "not run: it needs {}",
-            before.case.id
-        )))
-    }
-
     /// The report as JUnit has it: a suite for each level, what is not declared as skipped.
     ///
     /// # Errors
@@ -150,13 +131,13 @@ impl CaseResult {
 mod tests {
     use super::*;
 
-    fn verdict(id: &str, after: &[&str], outcome: Outcome) -> CaseResult {
+    fn verdict(id: &str, outcome: Outcome) -> CaseResult {
         let case = Case {
             id: id.to_owned(),
             sentence: "It is so.".to_owned(),
             expect: None,
             source: "a page".to_owned(),
-            after: after.iter().map(ToString::to_string).collect(),
+            after: Vec::new(),
             condition: None,
         };
         CaseResult {
@@ -170,21 +151,14 @@ mod tests {
     #[test]
     fn report_separates_skips_and_explains_failures() {
         let verdicts = vec![
-            verdict("wire.a", &[], Outcome::Passed),
-            verdict("wire.b", &[], Outcome::Failed("no & yes".to_owned())),
-            verdict("slices.c", &[], Outcome::NotDeclared("none".to_owned())),
+            verdict("wire.a", Outcome::Passed),
+            verdict("wire.b", Outcome::Failed("no & yes".to_owned())),
+            verdict("slices.c", Outcome::NotDeclared("none".to_owned())),
         ];
         let report = Report { verdicts };
         assert_eq!(
             (report.failed(), report.counts()),
             (vec!["wire.b"], [1, 1, 1])
-        );
-        let blocked = |after| report.blocks(&verdict("wire.d", after, Outcome::Passed).case);
-        assert_eq!(blocked(&["wire.a"]), None);
-        let why = "not run: it needs wire.b".to_owned();
-        assert_eq!(
-            blocked(&["wire.a", "wire.b"]),
-            Some(Outcome::NotDeclared(why))
         );
         let junit = report.junit().unwrap();
         for part in [

@@ -46,7 +46,7 @@ const REQUESTS_SHOWN: usize = 40;
 const LINES_SHOWN: usize = 100;
 /// Deadline for unpreparing all claims of a case after it.
 const RELEASE: Duration = Duration::from_secs(60);
-/// Time for a driver to end after SIGTERM.
+/// Time for a driver to end after SIGTERM, where a case is not about that.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
 /// The driver, as it registered.
@@ -294,9 +294,13 @@ impl TestNode {
 
     /// Ends the driver by SIGTERM.
     pub(crate) async fn stop(&mut self) -> Result<()> {
+        self.stop_within(STOP).await
+    }
+
+    pub(crate) async fn stop_within(&mut self, time: Duration) -> Result<()> {
         self.log.add("stop");
         match self.process.take() {
-            Some(process) => process.stop(STOP).await,
+            Some(process) => process.stop(time).await,
             None => bail!("the driver does not run"),
         }
     }
@@ -469,10 +473,7 @@ impl TestNode {
         } = info;
         self.log
             .add(format!("GetInfo: {name} at {endpoint}, {services:?}"));
-        let endpoint = PathBuf::from(endpoint);
-        let client = Client::dial(&endpoint, AT_ONCE, self.options.call_timeout, &self.log)
-            .await
-            .context("its endpoint")?;
+        let client = self.dial(Path::new(&endpoint)).await?;
         let status = RegistrationStatus {
             plugin_registered: true,
             error: String::new(),
@@ -494,8 +495,14 @@ impl TestNode {
         })
     }
 
+    /// Connects at once to a driver's endpoint.
+    pub(crate) async fn dial(&self, endpoint: &Path) -> Result<Client> {
+        let client = Client::dial(endpoint, AT_ONCE, self.options.call_timeout, &self.log);
+        client.await.context("its endpoint")
+    }
+
     /// A client of a registration socket, which names it as a kubelet does.
-    pub(crate) async fn registration(&self, socket: &Path) -> Result<RegistrationClient<Channel>> {
+    async fn registration(&self, socket: &Path) -> Result<RegistrationClient<Channel>> {
         let stream = authority::dial(socket, AT_ONCE)
             .await
             .map_err(|why| anyhow!("{why}"))?;
@@ -766,7 +773,7 @@ fn boot_id(boot: usize) -> String {
     id
 }
 
-pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
+async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
     Ok(info
         .context("GetInfo is not answered within 1 s")?

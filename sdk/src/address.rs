@@ -16,7 +16,7 @@
 //! ```
 
 use crate::pci::Address as PciAddress;
-use crate::{Host, Problem, ProblemKind, last_segment};
+use crate::{Host, Problem, ProblemKind, last_segment, present};
 
 /// What these functions read below `/sys`, for a driver's `sysfs_read`: links to the device tree, and paths in the ACPI namespace.
 pub const FIRMWARE_FILES: [&str; 3] = [
@@ -306,10 +306,7 @@ impl UsbBuses {
         let mut buses = Vec::new();
         for path in host.sysfs().glob(&format!("{USB_DEVICES}/usb*"))? {
             let root = last_segment(&path);
-            match UsbBus::read(host, root.trim_start_matches("usb")) {
-                Err(problem) if problem.is_absent() => {}
-                bus => buses.push(bus?),
-            }
+            buses.extend(present(UsbBus::read(host, root.trim_start_matches("usb")))?);
         }
         Ok(UsbBuses(buses))
     }

@@ -10,7 +10,10 @@ use crate::facts::{FileInfo, Level, NetInterface, NodeInfo, Page};
 use crate::fake_node::FakeNode as Backend;
 #[cfg(target_family = "wasm")]
 use crate::wasm::Imports as Backend;
-use crate::{ClaimRecord, Problem};
+use crate::{ClaimRecord, Problem, ProblemKind, present};
+
+/// Files that [`Sysfs::power_fault`] reads, as a glob for [`DriverInfo::sysfs_read`](crate::DriverInfo::sysfs_read).
+pub const POWER_FILES: &str = "devices/**/power/runtime_status";
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.
@@ -255,6 +258,38 @@ impl Sysfs<'_> {
         Ok(bytes.and_then(|bytes| crate::printable(&bytes)))
     }
 
+    /// Returns why a device does not work, for its health, if the kernel failed to suspend or to resume it, or what it is connected to: a bridge, or
+    /// the USB device of a function. `directory` is the device's own below `devices`, as [`read_link`](Sysfs::read_link) returns it. Reads
+    /// [`POWER_FILES`](crate::POWER_FILES).
+    ///
+    /// ```
+    /// use nodedock_sdk::testing::FakeHost;
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.file("devices/pci0000:00/0000:00:0b.0/power/runtime_status", "error\n");
+    /// let host = fake.host();
+    /// assert!(host.sysfs().power_fault("devices/pci0000:00/0000:00:0b.0/accel/accel0")?.is_some());
+    /// assert_eq!(host.sysfs().power_fault("devices/pci0000:00/0000:00:02.0")?, None);
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of `find`.
+    pub fn power_fault(&self, directory: &str) -> Result<Option<String>, Problem> {
+        let mut below = directory;
+        while let Some((above, name)) = below.rsplit_once('/') {
+            let status = self.find(&format!("{below}/power/runtime_status"))?;
+            if status.is_some_and(|status| status.trim() == "error") {
+                return Ok(Some(format!(
+                    "the kernel failed to change the power state of {name} (power/runtime_status is error)"
+                )));
+            }
+            below = above;
+        }
+        Ok(None)
+    }
+
     /// Writes a file, during prepare and unprepare only; path and value must match a grant. The host stores the previous value with
     /// the claim and can restore it without the driver.
     ///
@@ -263,14 +298,6 @@ impl Sysfs<'_> {
     /// As for all methods; `denied` for a value without a grant, and outside of prepare and unprepare.
     pub fn write(&self, path: &str, value: &str) -> Result<(), Problem> {
         self.0.sysfs_write(path, value)
-    }
-}
-
-fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(problem) if problem.is_absent() => Ok(None),
-        Err(problem) => Err(problem),
     }
 }
 
@@ -316,6 +343,40 @@ impl DeviceNodes<'_> {
     /// `denied` for a path without a grant, `not-found` if there is no device node.
     pub fn stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         self.0.device_nodes_stat(path)
+    }
+
+    /// Returns why a container cannot get the node of a device with these numbers (major, minor), for the device's health: there is no node at
+    /// the path, the node is that of another device, or the grant does not have it. `None`: it can.
+    ///
+    /// ```
+    /// use nodedock_sdk::testing::FakeHost;
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.character_node("/dev/video0", 81, 0);
+    /// let host = fake.host();
+    /// assert_eq!(host.device_nodes().fault("/dev/video0", (81, 0))?, None);
+    /// let fault = host.device_nodes().fault("/dev/video0", (81, 4))?;
+    /// assert_eq!(fault.as_deref(), Some("/dev/video0 has the numbers 81:0, and the device has 81:4"));
+    /// assert!(host.device_nodes().fault("/dev/video1", (81, 1))?.is_some());
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`stat`](DeviceNodes::stat), except for `denied` and `not-found`.
+    pub fn fault(&self, path: &str, numbers: (u32, u32)) -> Result<Option<String>, Problem> {
+        let (major, minor) = numbers;
+        match self.stat(path) {
+            Ok(node) if (node.major, node.minor) == numbers => Ok(None),
+            Ok(node) => Ok(Some(format!(
+                "{path} has the numbers {}:{}, and the device has {major}:{minor}",
+                node.major, node.minor
+            ))),
+            Err(problem) if problem.is_absent() || problem.kind == ProblemKind::Denied => {
+                Ok(Some(problem.message))
+            }
+            Err(problem) => Err(problem),
+        }
     }
 }
 

@@ -225,7 +225,7 @@ impl DriverInfo {
         self
     }
 
-    /// Adds an annotation for people and tools.
+    /// Adds an annotation for people and tools: `nodedock driver inspect` shows it.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));

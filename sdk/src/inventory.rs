@@ -363,7 +363,7 @@ impl Device {
         self
     }
 
-    /// Adds an annotation for people and tools.
+    /// Adds an annotation for people and tools: `nodedock explain device` shows it, and `get devices -o json`.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));
@@ -454,7 +454,7 @@ impl Pool {
         self.annotation("nodedock.dev/control-nodes", globs.join(" "))
     }
 
-    /// Adds an annotation for people and tools.
+    /// Adds an annotation for people and tools, shown with each device of the pool. One of the device with the same key takes precedence.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.annotations.push((key.into(), value.into()));

@@ -128,7 +128,8 @@ pub use edits::{
 pub use facts::{FileInfo, FileKind, Level, NetInterface, NodeInfo, OperationalState};
 pub use health::{DeviceHealth, HealthState};
 pub use host::{
-    DeviceNodes, Host, HostFiles, Log, NetInterfaces, PciDriver, PreparedClaims, Progress, Sysfs,
+    DeviceNodes, Host, HostFiles, Log, NetInterfaces, POWER_FILES, PciDriver, PreparedClaims,
+    Progress, Sysfs,
 };
 pub use info::{BindRequest, Capabilities, DriverInfo, Limits, WriteRequest};
 pub use inventory::{
@@ -141,7 +142,7 @@ pub use pools::{PoolConfig, PoolDriver, Pools};
 pub use prepared::{
     Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice,
 };
-pub use problem::{Problem, ProblemKind};
+pub use problem::{Problem, ProblemKind, present};
 pub use scheduling::{
     Additions, AllocatableMapping, Compatibility, DeviceScheduling, NodeAllocatable,
     NodeOperations, PoolScheduling,

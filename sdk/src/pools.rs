@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::{Map, json};
 
 use crate::{
-    AllocatedDevice, AttributeValue, Configuration, Device, Driver, Inventory, Pool, Problem,
-    matches_wildcards, parse_json,
+    AllocatedDevice, AttributeValue, Configuration, Device, DeviceHealth, Driver, Inventory, Pool,
+    Problem, matches_wildcards, parse_json,
 };
 
 /// A driver whose config is [`Pools`] and that takes no parameters in claims and classes: it has [`Configuration`] by that, for
@@ -217,6 +217,43 @@ impl Pools {
         device.name == allocated.device && pool.is_some_and(|pool| pool.name == allocated.pool)
     }
 
+    /// Returns the one of the driver's devices that was allocated. `describe` returns a device as the inventory has it.
+    ///
+    /// # Errors
+    ///
+    /// `not-found`, `no-such-device`: none is, or no pool has it.
+    pub fn allocated<'a, T>(
+        &self,
+        allocated: &AllocatedDevice,
+        all: impl IntoIterator<Item = &'a T>,
+        describe: impl Fn(&T) -> Device,
+    ) -> Result<&'a T, Problem> {
+        let mut all = all.into_iter();
+        all.find(|one| self.has(allocated, &describe(one)))
+            .ok_or_else(|| self.no_such_device(allocated))
+    }
+
+    /// Returns the health of devices in their pools: unhealthy with a fault, the reason why a device cannot be used, and healthy without. Of a
+    /// device that no pool has it returns nothing.
+    ///
+    /// # Errors
+    ///
+    /// The first problem among the devices: without an answer they keep their health.
+    pub fn health(
+        &self,
+        judged: impl IntoIterator<Item = Result<(Device, Option<String>), Problem>>,
+    ) -> Result<Vec<DeviceHealth>, Problem> {
+        let mut health = Vec::new();
+        for device in judged {
+            let (device, fault) = device?;
+            health.extend(self.pool_of(&device).map(|pool| match fault {
+                Some(fault) => DeviceHealth::unhealthy(&pool.name, &device.name, fault),
+                None => DeviceHealth::healthy(&pool.name, &device.name),
+            }));
+        }
+        Ok(health)
+    }
+
     /// Returns the problem of an allocated device that no pool has.
     pub fn no_such_device(&self, allocated: &AllocatedDevice) -> Problem {
         let AllocatedDevice { pool, device, .. } = allocated;
@@ -236,6 +273,15 @@ impl Pools {
 }
 
 impl PoolConfig {
+    /// Returns whether it selects only what it names: it has entries, each with texts, and no text has a wildcard. For drivers of devices that no
+    /// pattern may select by mistake, such as disks.
+    pub fn is_exact(&self) -> bool {
+        let is_exact = |entry: &BTreeMap<String, String>| {
+            !entry.is_empty() && entry.values().all(|text| !text.contains(['*', '?']))
+        };
+        !self.select.is_empty() && self.select.iter().all(is_exact)
+    }
+
     fn empty(&self) -> Pool {
         Pool::new(&self.name).extended_resource(self.extended_resource.clone())
     }
@@ -288,6 +334,50 @@ mod tests {
             Some("example.com/x")
         );
         assert_eq!(read("{}").unwrap().inventory([device("x", "b")]).pools, []);
+    }
+
+    #[test]
+    fn devices_are_judged_by_pool() {
+        let pools = read(r#"{"pools": [{"name": "p", "select": [{"driver": "a"}]}]}"#).unwrap();
+        let device = |name: &&str| Device::new(*name).attribute("driver", "a");
+        let allocated = |pool: &str, name: &str| AllocatedDevice::new("r", pool, name);
+        let names = ["one", "two"];
+        assert_eq!(
+            pools.allocated(&allocated("p", "two"), &names, device),
+            Ok(&"two")
+        );
+        for (pool, name) in [("p", "three"), ("other", "two")] {
+            let problem = pools.allocated(&allocated(pool, name), &names, device);
+            assert_eq!(problem.unwrap_err().code, "no-such-device");
+        }
+        let judged = [
+            Ok((device(&"one"), Some("too hot".to_owned()))),
+            Ok((device(&"two"), None)),
+            Ok((Device::new("of no pool"), None)),
+        ];
+        let expected = vec![
+            DeviceHealth::unhealthy("p", "one", "too hot"),
+            DeviceHealth::healthy("p", "two"),
+        ];
+        assert_eq!(pools.health(judged), Ok(expected));
+        let failed = Problem::unavailable("io-error", "no memory");
+        let judged = [Ok((device(&"one"), None)), Err(failed.clone())];
+        assert_eq!(pools.health(judged), Err(failed));
+    }
+
+    #[test]
+    fn wildcards_and_empty_selectors_are_inexact() {
+        for (select, is_exact) in [
+            (r#"[{"driver": "a"}, {"driver": "b", "vendor": "1"}]"#, true),
+            ("[]", false),
+            ("[{}]", false),
+            (r#"[{"driver": "a"}, {"driver": "b*"}]"#, false),
+            (r#"[{"driver": "a", "vendor": "?"}]"#, false),
+        ] {
+            let config = format!(r#"{{"pools": [{{"name": "p", "select": {select}}}]}}"#);
+            let pools = read(&config).unwrap();
+            assert_eq!(pools.pools()[0].is_exact(), is_exact, "{select}");
+        }
     }
 
     #[test]

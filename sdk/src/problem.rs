@@ -150,6 +150,28 @@ impl Problem {
     }
 }
 
+/// Returns what was read, and `None` for what does not exist or has no value now: a device may disappear while it is read.
+///
+/// ```
+/// use nodedock_sdk::{Problem, present};
+///
+/// assert_eq!(present(Ok(4)), Ok(Some(4)));
+/// assert_eq!(present::<u32>(Err(Problem::not_found("no-such-path", "/sys/class/net/eth9 does not exist"))), Ok(None));
+/// let failed = Problem::unavailable("io-error", "/sys/class/net/eth0/mtu: Cannot allocate memory");
+/// assert_eq!(present::<u32>(Err(failed.clone())), Err(failed));
+/// ```
+///
+/// # Errors
+///
+/// The problem of a read that failed: see [`Problem::is_absent`].
+pub fn present<T>(read: Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(problem) if problem.is_absent() => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}): {}", self.kind, self.code, self.message)

@@ -47,7 +47,7 @@ async fn after_prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.crash().await?;
     same(
         &first,
-        &plugin.client.prepare(&claim).await?,
+        &plugin.client.prepare_as_kubelet(&claim).await?,
         "after a crash",
     )?;
     Ok(Outcome::Passed)
@@ -121,7 +121,7 @@ async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await.context("after a reboot")?;
     let answer = plugin
         .client
-        .prepare(&claim)
+        .prepare_as_kubelet(&claim)
         .await
         .context("after a reboot")?;
     let found = node.directories.cdi_devices()?;
@@ -141,7 +141,7 @@ async fn reboot_edits(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         return Ok(Outcome::NotDeclared(why));
     }
     let plugin = node.begin().await.context("after a reboot")?;
-    let again = plugin.client.prepare(&claim).await;
+    let again = plugin.client.prepare_as_kubelet(&claim).await;
     let again = again.context("after a reboot")?;
     same_container(&first, &edits(node, &again)?, "after a reboot")?;
     Ok(Outcome::Passed)
@@ -155,7 +155,7 @@ async fn reboot_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await.context("after a reboot")?;
     plugin
         .client
-        .unprepare(&claim)
+        .unprepare_as_kubelet(&claim)
         .await
         .context("after a reboot")?;
     Ok(Outcome::Passed)
@@ -182,7 +182,7 @@ async fn damaged(node: &mut TestNode, damage: impl Fn(&Path) -> Result<()>) -> R
     let fresh = node.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
     plugin
         .client
-        .prepare(&fresh)
+        .prepare_as_kubelet(&fresh)
         .await
         .context("a new claim, after a state file was damaged")?;
     Ok(Outcome::Passed)
@@ -232,7 +232,8 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     node.make_writable()?;
     let when = "with a state directory that is writable again";
     let plugin = node.begin().await.context(when)?;
-    plugin.client.unprepare(&claim).await.context(when)?;
+    let unprepared = plugin.client.unprepare_as_kubelet(&claim).await;
+    unprepared.context(when)?;
     let found = node.directories.cdi_devices()?;
     for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
         ensure!(
@@ -241,7 +242,8 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         );
     }
     let fresh = node.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
-    plugin.client.prepare(&fresh).await.context(when)?;
+    let prepared = plugin.client.prepare_as_kubelet(&fresh).await;
+    prepared.context(when)?;
     Ok(Outcome::Passed)
 }
 
@@ -252,7 +254,7 @@ async fn state_gone(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await.context("without its state")?;
     plugin
         .client
-        .unprepare(&claim)
+        .unprepare_as_kubelet(&claim)
         .await
         .context("without its state")?;
     Ok(Outcome::Passed)

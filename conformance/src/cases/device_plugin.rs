@@ -30,7 +30,7 @@ level! {
 }
 
 /// Deadline for the first list.
-const LIST: Duration = Duration::from_secs(10);
+const LIST: Duration = Duration::from_secs(30);
 
 async fn begin(node: &mut TestNode) -> Result<DevicePluginClient<Channel>> {
     node.start()?;
@@ -77,7 +77,7 @@ async fn devices(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> R
     };
     let list = tokio::time::timeout(LIST, read)
         .await
-        .context("ListAndWatch has no list within 10 s")?;
+        .context("ListAndWatch has no list within 30 s")?;
     let list = list
         .map_err(|status| anyhow!("ListAndWatch: {status}"))?
         .context("ListAndWatch ends without a list")?;

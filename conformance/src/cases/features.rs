@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nodedock_proto::kubelet::dra_health;
 use serde_json::Value;
 use tonic::{Code, Status};
 
 use super::idempotency::{prepared, same};
-use super::slices::names;
+use super::slices::{names, settled};
 use super::{Facts, level};
 use crate::files::read;
 use crate::published::DeviceId;
@@ -29,7 +29,7 @@ level! {
 }
 
 /// Deadline for the first message of a health stream.
-const HEALTH: Duration = Duration::from_secs(10);
+const HEALTH: Duration = Duration::from_secs(30);
 /// Directory in a container of the files of KEP-5304.
 const METADATA_DIRECTORY: &str = "/var/run/kubernetes.io/dra-device-attributes";
 
@@ -70,7 +70,7 @@ async fn list(node: &TestNode, plugin: &Plugin) -> Result<Vec<DeviceId>> {
         }
     };
     let devices = tokio::time::timeout(HEALTH, read).await;
-    let devices = devices.context("the stream has no list of devices within 10 s")?;
+    let devices = devices.context("the stream has no list of devices within 30 s")?;
     let devices = devices.map_err(|status| {
         let why = format!("the stream ends, {:?}: {}", status.code(), status.message());
         anyhow::Error::new(status).context(why)
@@ -106,31 +106,39 @@ async fn health_list(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
 
 async fn health_devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    let slices = node.slices(&plugin.name).await;
-    let known: BTreeSet<DeviceId> = names(&slices).into_iter().collect();
-    for device in list(node, &plugin).await? {
-        ensure!(
-            known.contains(&device),
-            "{}/{} is in no slice",
-            device.pool,
-            device.name
-        );
+    let listed = list(node, &plugin).await?;
+    let is_published = |slices: &[Value]| {
+        let known: BTreeSet<DeviceId> = names(slices).into_iter().collect();
+        listed.iter().all(|device| known.contains(device))
+    };
+    // A slow driver may list devices before their slices are written.
+    let time = node.options.slices_timeout;
+    let published = node.slices_until(&plugin.name, time, is_published).await;
+    if published.is_none() {
+        let known = names(&node.slices_now(&plugin.name));
+        let strangers = listed.iter().filter(|device| !known.contains(device));
+        let strangers: Vec<_> = strangers.map(DeviceId::to_string).collect();
+        bail!("the list has {}, and no slice has", strangers.join(", "));
     }
     Ok(Outcome::Passed)
 }
 
 async fn health_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    let first: BTreeSet<_> = list(node, &plugin).await?.into_iter().collect();
-    let again: BTreeSet<_> = list(node, &plugin)
-        .await
-        .context("the second time")?
-        .into_iter()
-        .collect();
-    ensure!(
-        first == again,
-        "the first list has {first:?}, the second {again:?}"
-    );
+    let mut before: BTreeSet<_> = list(node, &plugin).await?.into_iter().collect();
+    // The first list of a slow driver may have come before all of its devices were there.
+    for is_last in [false, true] {
+        let again = list(node, &plugin).await.context("the second time")?;
+        let again: BTreeSet<_> = again.into_iter().collect();
+        if before == again {
+            break;
+        }
+        ensure!(
+            !is_last && before.is_subset(&again),
+            "the first list has {before:?}, the second {again:?}"
+        );
+        before = again;
+    }
     Ok(Outcome::Passed)
 }
 
@@ -177,8 +185,7 @@ async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let plugin = node.begin().await?;
-    let slices = node.slices(&plugin.name).await;
+    let (_, slices) = settled(node).await?;
     let mut known = BTreeSet::new();
     for slice in &slices {
         for set in slice["spec"]["sharedCounters"]
@@ -222,8 +229,8 @@ fn pool_name(slice: &Value) -> String {
 }
 
 async fn taints(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let plugin = node.begin().await?;
-    for slice in node.slices(&plugin.name).await {
+    let (_, slices) = settled(node).await?;
+    for slice in slices {
         for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
             for taint in device["taints"].as_array().into_iter().flatten() {
                 let is_known = matches!(
@@ -285,11 +292,11 @@ async fn rolling_update(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let _ = old.stop(STOP).await;
     second
         .client
-        .unprepare(&claim)
+        .unprepare_as_kubelet(&claim)
         .await
         .context("by the second instance")?;
     // Its registration is still there.
-    node.register(&second.socket)
+    node.registered(Some(&first.socket))
         .await
         .context("the second instance, after the end of the first")?;
     Ok(Outcome::Passed)

@@ -225,7 +225,7 @@ async fn prepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome
     let plugin = node.restart().await?;
     same(
         &first,
-        &plugin.client.prepare(&claim).await?,
+        &plugin.client.prepare_as_kubelet(&claim).await?,
         "after a restart",
     )?;
     Ok(Outcome::Passed)
@@ -234,7 +234,7 @@ async fn prepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome
 async fn unprepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, answer) = prepared(node).await?;
     let plugin = node.restart().await?;
-    plugin.client.unprepare(&claim).await?;
+    plugin.client.unprepare_as_kubelet(&claim).await?;
     none_left(node, &plugin, &answer).await?;
     Ok(Outcome::Passed)
 }
@@ -243,10 +243,10 @@ async fn unknown_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome
     let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
     let plugin = node.restart().await?;
-    plugin.client.unprepare(&unknown(0)).await?;
+    plugin.client.unprepare_as_kubelet(&unknown(0)).await?;
     plugin
         .client
-        .unprepare(&claim)
+        .unprepare_as_kubelet(&claim)
         .await
         .context("the second time, after a restart")?;
     Ok(Outcome::Passed)

@@ -10,7 +10,7 @@ use tonic::Code;
 use super::{Facts, level};
 use crate::published::DeviceId;
 use crate::report::Outcome;
-use crate::test_node::{Plugin, REQUEST, TestNode, get_info};
+use crate::test_node::{Plugin, REQUEST, TestNode};
 use crate::wire::failed;
 use nodedock_model::{DriverName, is_cdi_qualified_name};
 use nodedock_stand_ins::kubelet::ClaimRef;
@@ -38,6 +38,8 @@ level! {
 
 /// Maximum length of the path of a Unix socket, which leaves room for the zero byte at its end.
 const SOCKET_BYTES_MAX: usize = 107;
+/// Notifications, of which the driver has to answer one.
+const NOTIFICATIONS: usize = 3;
 
 async fn registers(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     if let Some((why, messages)) = &facts.failure {
@@ -76,7 +78,7 @@ async fn services(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 async fn endpoint(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     node.start()?;
     // The caller that gets the first answer may call at once.
-    let (socket, info) = node.announced().await?.context("it is no DRA driver now")?;
+    let (_, info) = node.announced().await?.context("it is no DRA driver now")?;
     let endpoint = Path::new(&info.endpoint);
     ensure!(
         endpoint.is_absolute(),
@@ -89,20 +91,27 @@ async fn endpoint(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         "{:?} has {bytes} bytes, {SOCKET_BYTES_MAX} at most",
         info.endpoint
     );
-    node.register(&socket).await?;
+    node.dial(endpoint).await?;
     Ok(Outcome::Passed)
 }
 
 async fn notified(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let plugin = node.begin().await?;
+    let mut plugin = node.begin().await?;
+    for _ in 1..NOTIFICATIONS {
+        if plugin.notified.is_ok() {
+            break;
+        }
+        // A kubelet registers a plugin again as well.
+        plugin = node.registered(None).await?;
+    }
     plugin
         .notified
         .map_err(|why| anyhow!("NotifyRegistrationStatus: {why}"))?;
-    let mut client = node
-        .registration(&plugin.socket)
+    let (_, info) = node
+        .announced()
         .await
-        .context("connect again after the notification")?;
-    let info = get_info(&mut client).await?;
+        .context("after the notification")?
+        .context("it is no DRA driver after the notification")?;
     ensure!(
         info.name == plugin.name,
         "the name is now {:?}, and was {:?}",

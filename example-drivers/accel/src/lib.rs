@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use nodedock_sdk::address::{FIRMWARE_FILES, Location, USB_FILES, UsbBuses};
 use nodedock_sdk::{
-    AllocatedDevice, Claim, ContainerEdits, Context, Device, DeviceNode, Driver, DriverInfo, Host,
-    Inventory, PoolDriver, Prepared, Problem, Trigger, dns_label, last_segment,
+    AllocatedDevice, Claim, ContainerEdits, Context, Device, DeviceHealth, DeviceNode, Driver,
+    DriverInfo, Health, Host, Inventory, POWER_FILES, PoolDriver, Prepared, Problem, Trigger,
+    dns_label, last_segment, present,
 };
 
 /// Classes of accelerators, with the directory of their nodes.
@@ -21,15 +22,23 @@ const CLASSES: [(&str, &str); 3] = [
 /// Files of a PCI function that are attributes.
 const PCI_TEXTS: [&str; 2] = ["vendor", "device"];
 
+/// What a kernel driver says of an accelerator that does not work: the class, the file below its entry, and the texts (gasket; habanalabs).
+const FAULTS: [(&str, &str, [&str; 2]); 2] = [
+    ("apex", "status", ["DEAD", "LAMED"]),
+    ("accel", "device/status", ["disabled", "needs reset"]),
+];
+
 struct Accel;
 
-nodedock_sdk::export_driver!(Accel: Configuration);
+nodedock_sdk::export_driver!(Accel: Configuration, Health);
 
 /// The hardware of one address, with its nodes in the order of their paths.
 #[derive(Debug)]
 struct Accelerator {
     location: Location,
     texts: BTreeMap<&'static str, String>,
+    /// Below `devices`: what has its nodes.
+    parent: String,
     /// Numbers by path.
     nodes: BTreeMap<String, (u32, u32)>,
 }
@@ -42,7 +51,8 @@ impl Driver for Accel {
             .sysfs_read(CLASSES.map(|(class, _)| format!("class/{class}/*/dev")))
             .sysfs_read(PCI_TEXTS.map(|file| format!("bus/pci/devices/*/{file}")))
             .sysfs_read(FIRMWARE_FILES.into_iter().chain(USB_FILES))
-            .sysfs_read(["devices/**/driver"])
+            .sysfs_read(["devices/**/driver", POWER_FILES])
+            .sysfs_read(FAULTS.map(|(class, file, _)| format!("class/{class}/*/{file}")))
             .device_nodes(["/dev/accel/*", "/dev/apex_*", "/dev/hailo*"])
             .env(["ACCEL_*"])
             .events(["accel", "apex", "hailo_chardev", "pci"])
@@ -58,11 +68,17 @@ impl Driver for Accel {
         let pools = Self::pools(&ctx.config)?;
         let found = accelerators(host)?;
         Prepared::each(claim, |allocated| {
-            let mut all = found.values();
-            let one = all.find(|one| pools.has(allocated, &one.publish()));
-            let edits = one.map(|one| one.edits(allocated));
-            edits.ok_or_else(|| pools.no_such_device(allocated))
+            let one = pools.allocated(allocated, found.values(), Accelerator::publish)?;
+            Ok(one.edits(allocated))
         })
+    }
+}
+
+impl Health for Accel {
+    fn check(host: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem> {
+        let found = accelerators(host)?.into_values();
+        let judged = found.map(|one| Ok((one.publish(), one.fault(host)?)));
+        Self::pools(&ctx.config)?.health(judged)
     }
 }
 
@@ -92,6 +108,21 @@ impl Accelerator {
             edits.device_node(DeviceNode::new(path).numbers(*numbers))
         })
     }
+
+    /// Returns why a container cannot use it now.
+    fn fault(&self, host: &Host) -> Result<Option<String>, Problem> {
+        let mut fault = host.sysfs().power_fault(&self.parent)?;
+        for (path, numbers) in &self.nodes {
+            fault = fault.or(host.device_nodes().fault(path, *numbers)?);
+            for (class, file, texts) in FAULTS {
+                let file = format!("class/{class}/{}/{file}", last_segment(path));
+                let state = host.sysfs().find_printable(&file)?;
+                let state = state.filter(|state| texts.contains(&state.as_str()));
+                fault = fault.or(state.map(|state| format!("its kernel driver says: {state}")));
+            }
+        }
+        Ok(fault)
+    }
 }
 
 /// Returns the accelerators of the node by address.
@@ -100,18 +131,8 @@ fn accelerators(host: &Host) -> Result<BTreeMap<String, Accelerator>, Problem> {
     let mut found: BTreeMap<String, Accelerator> = BTreeMap::new();
     for (class, directory) in CLASSES {
         for path in host.sysfs().glob(&format!("class/{class}/*"))? {
-            let read = match read(host, &buses, class, &path) {
-                // The device disappears while it is read.
-                Err(problem) if problem.is_absent() => None,
-                read => read?,
-            };
-            if let Some((location, texts, numbers)) = read {
-                let one = found.entry(location.path.clone());
-                let one = one.or_insert_with(|| Accelerator {
-                    location,
-                    texts,
-                    nodes: BTreeMap::new(),
-                });
+            if let Some((one, numbers)) = present(read(host, &buses, class, &path))?.flatten() {
+                let one = found.entry(one.location.path.clone()).or_insert(one);
                 one.nodes
                     .insert(format!("{directory}/{}", last_segment(&path)), numbers);
             }
@@ -120,7 +141,8 @@ fn accelerators(host: &Host) -> Result<BTreeMap<String, Accelerator>, Problem> {
     Ok(found)
 }
 
-type Read = (Location, BTreeMap<&'static str, String>, (u32, u32));
+/// An accelerator without its nodes, and the numbers of one of them.
+type Read = (Accelerator, (u32, u32));
 
 /// Reads an entry of a class. Returns `None` for what has no hardware or no node.
 fn read(host: &Host, buses: &UsbBuses, class: &str, path: &str) -> Result<Option<Read>, Problem> {
@@ -142,5 +164,11 @@ fn read(host: &Host, buses: &UsbBuses, class: &str, path: &str) -> Result<Option
             texts.extend(text.map(|text| (file, text)));
         }
     }
-    Ok(Some((location, texts, numbers)))
+    let one = Accelerator {
+        location,
+        texts,
+        parent: parent.to_owned(),
+        nodes: BTreeMap::new(),
+    };
+    Ok(Some((one, numbers)))
 }

@@ -1,5 +1,7 @@
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
-use nodedock_sdk::{AttributeValue, Claim, Configuration, Device, Problem, ProblemKind};
+use nodedock_sdk::{
+    AttributeValue, Claim, Configuration, Device, DeviceHealth, Problem, ProblemKind,
+};
 use serde_json::{Value, json};
 
 use crate::Accel;
@@ -188,6 +190,50 @@ fn what_is_not_offered_is_not_found() {
         "{problem}"
     );
     assert_eq!(Harness::<Accel>::new().discover().unwrap().pools, []);
+}
+
+#[test]
+fn accelerators_report_their_health() {
+    let node = node();
+    let devices = node.discover().unwrap().pools.remove(0).devices;
+    let devices: Vec<_> = devices.into_iter().map(|device| device.name).collect();
+    let check = |name: &str, fault: &str| {
+        let expected = devices.iter().map(|device| match device == name {
+            true => DeviceHealth::unhealthy("all", device, fault),
+            false => DeviceHealth::healthy("all", device),
+        });
+        assert_eq!(node.check().unwrap(), expected.collect::<Vec<_>>());
+    };
+    let (fake, pci) = (node.fake(), "devices/pci0000:00");
+    let coral = format!("{pci}/0000:02:00.0/apex/apex_0/status");
+    let gaudi = format!("{pci}/0000:05:00.0");
+    for entry in ["accel1", "accel_controlD1"] {
+        fake.link(&format!("{gaudi}/accel/{entry}/device"), "../..");
+    }
+    fake.file(&coral, "ALIVE\n")
+        .file(&format!("{gaudi}/status"), "in reset\n");
+    check("none", "");
+    fake.file(&coral, "LAMED\n");
+    check("0000-02-00-0", "its kernel driver says: LAMED");
+    fake.file(&coral, "ALIVE\n")
+        .file(&format!("{gaudi}/status"), "needs reset\n");
+    check("0000-05-00-0", "its kernel driver says: needs reset");
+    fake.file(&format!("{gaudi}/status"), "operational\n");
+    let power = format!("{pci}/0000:00:0b.0/power/runtime_status");
+    fake.file(&power, "error\n");
+    check(
+        "0000-00-0b-0",
+        "the kernel failed to change the power state of 0000:00:0b.0 (power/runtime_status is error)",
+    );
+    fake.file(&power, "suspended\n")
+        .character_node("/dev/hailo0", 510, 9);
+    check(
+        "0000-04-00-0",
+        "/dev/hailo0 has the numbers 510:9, and the device has 510:0",
+    );
+    let failed = Problem::unavailable("io-error", "no memory");
+    fake.fail("class/apex/apex_0/status", failed.clone());
+    assert_eq!(node.check(), Err(failed));
 }
 
 #[test]

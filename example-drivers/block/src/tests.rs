@@ -1,6 +1,7 @@
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
 use nodedock_sdk::{
-    AttributeValue, Claim, Configuration, Device, NodeInfo, NodeKind, Problem, ProblemKind,
+    AttributeValue, Claim, Configuration, Device, DeviceHealth, NodeInfo, NodeKind, Problem,
+    ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -273,11 +274,12 @@ fn disks_without_identity_or_medium_are_skipped() {
         fake,
         "devices/pci0000:00/0000:00:06.0/virtio3/block/vdc",
         4,
-        &[("serial", "x"), ("size", "0")],
+        &[("serial", "empty"), ("size", "0")],
     );
     let shared = "devices/virtual/nvme-subsystem/nvme-subsys0/nvme5n1";
     add(fake, shared, 5, &[("wwid", "x")]);
-    node.config(select(&[json!({"wwid": "x"})]));
+    node.config(select(&[json!({"wwid": "x"}), json!({"wwid": "empty"})]));
+    assert_eq!(reasons(&node), ["it has no medium"]);
     let inventory = node.discover().unwrap();
     assert_eq!(
         inventory.pools[0].devices.len(),
@@ -285,6 +287,71 @@ fn disks_without_identity_or_medium_are_skipped() {
         "the disk of a subsystem is hardware"
     );
     assert_eq!(inventory.pools[0].devices[0].identity, ["dev:/dev/nvme5n1"]);
+}
+
+/// Returns what is wrong with each device that is unhealthy.
+fn faults(node: &Harness<Block>) -> Vec<String> {
+    let health = node.check().unwrap().into_iter();
+    let faults = health.map(|device| device.message);
+    faults.filter(|message| !message.is_empty()).collect()
+}
+
+#[test]
+fn offered_disks_report_their_health() {
+    let node = node();
+    let healthy = ALL.map(|name| DeviceHealth::healthy("disks", name));
+    assert_eq!(node.check().unwrap(), healthy);
+    let controller = "devices/pci0000:00/0000:02:00.0/nvme/nvme1";
+    let target = SCSI.strip_suffix("/block/sda").unwrap();
+    // What the kernel brings back by itself is no fault.
+    let good = [
+        (controller, "resetting"),
+        (controller, "live"),
+        (target, "running"),
+    ];
+    for (directory, state) in good {
+        let file = format!("{directory}/state");
+        node.fake().file(&file, format!("{state}\n"));
+        assert_eq!(faults(&node), [""; 0], "{state}");
+    }
+    let unhealthy = |path: &str, text: &str| {
+        let node = self::node();
+        node.fake().file(path, format!("{text}\n"));
+        faults(&node)
+    };
+    let dead = unhealthy(&format!("{controller}/state"), "dead");
+    assert_eq!(dead, ["its state is dead"]);
+    // Both partitions of the disk.
+    let offline = unhealthy(&format!("{target}/state"), "offline");
+    assert_eq!(offline, ["its state is offline"; 2]);
+    assert_eq!(unhealthy(&format!("{DATA}/ro"), "1"), ["it is read-only"]);
+    let moved = unhealthy(&format!("{SCSI}/sda2/dev"), "259:77");
+    assert_eq!(
+        moved,
+        ["/dev/sda2 has the numbers 259:10, and the device has 259:77"]
+    );
+    node.fake().remove("/dev/sda1");
+    assert_eq!(faults(&node).len(), 1);
+    let failed = Problem::unavailable("io-error", "no memory");
+    node.fake().fail("class/block/sda1/ro", failed.clone());
+    assert_eq!(node.check(), Err(failed));
+}
+
+/// A disk that a claim has stays in the inventory, and its claim gets the same answer.
+#[test]
+fn removed_medium_makes_claimed_disk_unhealthy() {
+    let node = node();
+    let prepared = node.prepare(&claim(ALL[0])).unwrap();
+    node.fake().file(&format!("{DATA}/size"), "0\n");
+    assert_eq!(names(&node), ALL);
+    assert_eq!(faults(&node), ["it has no medium"]);
+    assert_eq!(node.prepare(&claim(ALL[0])), Ok(prepared));
+    node.unprepare("uid").unwrap();
+    assert_eq!(names(&node), ALL[1..]);
+    assert_eq!(reasons(&node), ["it has no medium"]);
+    assert_eq!(faults(&node), [""; 0]);
+    let problem = node.prepare(&claim(ALL[0])).unwrap_err();
+    assert!(problem.message.ends_with("it has no medium"), "{problem}");
 }
 
 #[test]

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use nodedock_sdk::address::{FIRMWARE_FILES, USB_FILES, UsbBuses};
 use nodedock_sdk::{
-    AllocatedDevice, Claim, ContainerEdits, Context, Device, DeviceNode, Driver, DriverInfo, Host,
-    Inventory, PoolDriver, Prepared, Problem, Trigger, dns_label, last_segment,
+    AllocatedDevice, Claim, ContainerEdits, Context, Device, DeviceHealth, DeviceNode, Driver,
+    DriverInfo, Health, Host, Inventory, POWER_FILES, PoolDriver, Prepared, Problem, Trigger,
+    dns_label, last_segment, present,
 };
 
 /// The bound of a device's identities.
@@ -29,7 +30,7 @@ const METADATA: usize = 1;
 
 struct CameraDriver;
 
-nodedock_sdk::export_driver!(CameraDriver: Configuration);
+nodedock_sdk::export_driver!(CameraDriver: Configuration, Health);
 
 /// Texts by name.
 type Attributes = BTreeMap<&'static str, String>;
@@ -59,7 +60,7 @@ impl Driver for CameraDriver {
             .summary("Cameras with all of their nodes, named by where they are plugged in")
             .sysfs_read(["class/video4linux/*", "bus/media/devices/*"])
             .sysfs_read(["dev", "index", "name"].map(|file| format!("class/video4linux/*/{file}")))
-            .sysfs_read(["bus/media/devices/*/dev", "devices/**/driver"])
+            .sysfs_read(["bus/media/devices/*/dev", "devices/**/driver", POWER_FILES])
             .sysfs_read(USB_TEXTS.map(|(_, file)| format!("bus/usb/devices/*/{file}")))
             .sysfs_read(PCI_TEXTS.map(|(_, file)| format!("bus/pci/devices/*/{file}")))
             .sysfs_read(FIRMWARE_FILES.into_iter().chain(USB_FILES))
@@ -69,20 +70,24 @@ impl Driver for CameraDriver {
     }
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
-        let pools = Self::pools(&ctx.config)?;
         let cameras = cameras(host)?;
-        Ok(pools.inventory(cameras.iter().map(Camera::publish)))
+        Ok(Self::pools(&ctx.config)?.inventory(cameras.iter().map(Camera::publish)))
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-        let pools = Self::pools(&ctx.config)?;
-        let cameras = cameras(host)?;
+        let (pools, cameras) = (Self::pools(&ctx.config)?, cameras(host)?);
         Prepared::each(claim, |allocated| {
-            let mut found = cameras.iter();
-            let camera = found.find(|camera| pools.has(allocated, &camera.publish()));
-            let edits = camera.map(|camera| camera.edits(allocated));
-            edits.ok_or_else(|| pools.no_such_device(allocated))
+            let camera = pools.allocated(allocated, &cameras, Camera::publish)?;
+            Ok(camera.edits(allocated))
         })
+    }
+}
+
+impl Health for CameraDriver {
+    fn check(host: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem> {
+        let cameras = cameras(host)?.into_iter();
+        let judged = cameras.map(|camera| Ok((camera.publish(), camera.fault(host)?)));
+        Self::pools(&ctx.config)?.health(judged)
     }
 }
 
@@ -107,11 +112,20 @@ impl Camera {
     }
 
     fn edits(&self, allocated: &AllocatedDevice) -> ContainerEdits {
-        let edits = ContainerEdits::new();
-        let edits = edits.env(allocated.variable("CAMERA"), &self.nodes[0].path);
+        let edits = ContainerEdits::new().env(allocated.variable("CAMERA"), &self.nodes[0].path);
         self.nodes.iter().fold(edits, |edits, node| {
             edits.device_node(DeviceNode::new(&node.path).numbers(node.numbers))
         })
+    }
+
+    /// Returns why a container cannot use it now.
+    fn fault(&self, host: &Host) -> Result<Option<String>, Problem> {
+        let (nodes, mut fault) = (host.device_nodes(), None);
+        for node in &self.nodes {
+            fault = fault.or(nodes.fault(&node.path, node.numbers)?);
+            fault = fault.or(host.sysfs().power_fault(&node.parent)?);
+        }
+        Ok(fault)
     }
 }
 
@@ -121,17 +135,11 @@ fn cameras(host: &Host) -> Result<Vec<Camera>, Problem> {
     let mut cameras: BTreeMap<String, Camera> = BTreeMap::new();
     let media = sysfs.glob("bus/media/devices/*")?;
     for path in sysfs.glob("class/video4linux/*")?.into_iter().chain(media) {
-        let found = match read(host, &buses, &path) {
-            // The device disappears while it is read.
-            Err(problem) if problem.is_absent() => None,
-            found => found?,
-        };
-        let Some((attributes, node)) = found else {
-            continue;
-        };
-        let camera = cameras.entry(attributes["path"].clone()).or_default();
-        camera.attributes.extend(attributes);
-        camera.nodes.push(node);
+        if let Some((attributes, node)) = present(read(host, &buses, &path))?.flatten() {
+            let camera = cameras.entry(attributes["path"].clone()).or_default();
+            camera.attributes.extend(attributes);
+            camera.nodes.push(node);
+        }
     }
     let mut cameras: Vec<_> = cameras.into_values().collect();
     for camera in &mut cameras {

@@ -1,5 +1,7 @@
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
-use nodedock_sdk::{AttributeValue, Claim, Configuration, Device, Inventory, Problem, ProblemKind};
+use nodedock_sdk::{
+    AttributeValue, Claim, Configuration, Device, DeviceHealth, Inventory, Problem, ProblemKind,
+};
 use serde_json::{Value, json};
 
 use crate::CameraDriver;
@@ -355,4 +357,45 @@ fn only_vanished_cameras_are_skipped() {
     }
     node.fake().remove("bus/usb/devices/usb1");
     assert_eq!(names(&node.discover().unwrap()), [""; 0]);
+}
+
+#[test]
+fn cameras_report_their_health() {
+    const OTHER: &str = "pci-0000-00-14-0-usbv2-0-6";
+    let node = node();
+    let fake = node.fake();
+    plug(fake, "5", "A1", 0);
+    plug(fake, "6", "A2", 2);
+    let check = |fault: Option<&str>| {
+        let camera = match fault {
+            Some(fault) => DeviceHealth::unhealthy("cameras", NAME, fault),
+            None => DeviceHealth::healthy("cameras", NAME),
+        };
+        let other = DeviceHealth::healthy("cameras", OTHER);
+        assert_eq!(node.check().unwrap(), [camera, other]);
+    };
+    let power = format!("{CONTROLLER}/usb1/1-5/power/runtime_status");
+    fake.file(&power, "active\n");
+    check(None);
+    // The kernel suspends the USB device, and the nodes belong to a function of it.
+    fake.file(&power, "error\n");
+    check(Some(
+        "the kernel failed to change the power state of 1-5 (power/runtime_status is error)",
+    ));
+    fake.file(&power, "suspended\n")
+        .character_node("/dev/video1", 81, 7);
+    check(Some(
+        "/dev/video1 has the numbers 81:7, and the device has 81:1",
+    ));
+    fake.remove("/dev/video1");
+    assert!(!node.check().unwrap()[0].message.is_empty());
+    let failed = Problem::unavailable("io-error", "no memory");
+    fake.fail("/dev/media0", failed.clone());
+    assert_eq!(node.check(), Err(failed));
+    fake.heal("/dev/media0");
+    unplug(fake, "5", 0);
+    assert_eq!(
+        node.check().unwrap(),
+        [DeviceHealth::healthy("cameras", OTHER)]
+    );
 }

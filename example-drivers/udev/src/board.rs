@@ -5,10 +5,9 @@
 use std::collections::BTreeMap;
 
 use nodedock_sdk::address::Hardware;
-use nodedock_sdk::{Host, Problem, last_segment};
+use nodedock_sdk::{Host, Problem, last_segment, present};
 
 use crate::kind::Kind;
-use crate::read::whole_device;
 use crate::usb::Interface;
 
 /// Directory of the legacy ports, whose addresses and numbers the kernel has in a table: `ttyS1` is always that at 0x2f8.
@@ -74,7 +73,7 @@ impl BoardPorts {
             if Kind::Serial.node_path(&tty).is_none() {
                 continue;
             }
-            let Some(directory) = whole_device(host.sysfs().read_link(entry).map(Some))? else {
+            let Some(directory) = present(host.sysfs().read_link(entry))? else {
                 continue;
             };
             if !is_port(&directory)
@@ -89,7 +88,7 @@ impl BoardPorts {
                 Some(place) => String::clone(place),
                 None => {
                     let place = Hardware::of(host, &hardware).and_then(|found| found.place(host));
-                    let Some(place) = whole_device(place.map(Some))? else {
+                    let Some(place) = present(place)? else {
                         continue;
                     };
                     places.insert(hardware.clone(), place.clone());

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed, last_segment};
+use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed, last_segment, present};
 
 use crate::board::{Board, BoardPorts, is_port};
 use crate::kind::{Kind, SERIAL_NODES};
-use crate::read::{optional, whole_device};
+use crate::read::optional;
 use crate::text::{shortened, whole};
 use crate::usb::{Interface, UsbDevice, UsbDevices};
 
@@ -85,7 +85,8 @@ impl Candidate {
             BoardPorts::default()
         };
         for path in paths {
-            let Some(candidate) = whole_device(read_entry(host, usb, &ports, kind, &path))? else {
+            let Some(candidate) = present(read_entry(host, usb, &ports, kind, &path))?.flatten()
+            else {
                 continue;
             };
             match found.get_mut(&candidate.key()) {

@@ -13,11 +13,3 @@ pub(crate) fn optional<T>(read: Result<T, Problem>) -> Result<Option<T>, Problem
         Err(problem) => Err(problem),
     }
 }
-
-/// Returns `None` for a device that disappears while it is read.
-pub(crate) fn whole_device<T>(read: Result<Option<T>, Problem>) -> Result<Option<T>, Problem> {
-    match read {
-        Err(problem) if problem.is_absent() => Ok(None),
-        read => read,
-    }
-}

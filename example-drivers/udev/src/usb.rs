@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use nodedock_sdk::address::UsbBuses;
-use nodedock_sdk::{Host, Problem, last_segment};
+use nodedock_sdk::{Host, Problem, last_segment, present};
 
-use crate::read::{optional, whole_device};
+use crate::read::optional;
 use crate::text::descriptor;
 
 const DEVICES: &str = "bus/usb/devices";
@@ -153,7 +153,7 @@ impl UsbDevices {
             if functions.len() > FUNCTIONS_MAX {
                 functions.clear();
             }
-            if let Some(device) = whole_device(read_device(host, &buses, name, functions))? {
+            if let Some(device) = present(read_device(host, &buses, name, functions))?.flatten() {
                 devices.by_name.insert(name.to_owned(), device);
             }
         }

@@ -1,14 +1,16 @@
 //! `nodedock conform`: whether a driver behaves as a kubelet and a cluster need it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use nodedock_base::file;
 use nodedock_conformance::{
-    CaseResult, DaemonSockets, Options, Outcome, PLACEHOLDERS, Program, Running, Target,
+    CaseResult, DaemonSockets, Options, Outcome, PLACEHOLDERS, Program, Running, SIDE_BY_SIDE,
+    Target,
 };
+use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 use serde_json::Value;
 
@@ -66,11 +68,12 @@ pub struct ConformArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=3600))]
     call_timeout: u64,
     /// Seconds until the driver's ResourceSlices are there
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     slices_timeout: u64,
-    /// Cases of a program that run at the same time: most of a case is waiting, but a busy machine makes drivers late
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
-    jobs: u8,
+    /// Cases that run at the same time, each with a driver of its own [default: 4 for a WebAssembly driver that takes nothing of this machine,
+    /// 1 for others, of which two may want one port or device]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: Option<u8>,
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -161,9 +164,13 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
     options.call_timeout = Duration::from_secs(args.call_timeout);
     options.slices_timeout = Duration::from_secs(args.slices_timeout);
     options.admin_access = args.admin_access;
-    options.jobs = args.jobs.into();
+    options.jobs = match args.jobs {
+        Some(jobs) => jobs.into(),
+        None if takes_nothing(&args, &options.target) => SIDE_BY_SIDE,
+        None => options.jobs,
+    };
     options.only.clone_from(&args.only);
-    let (mut unread, mut not_run) = (Ok(()), 0);
+    let (mut unread, mut not_run, began) = (Ok(()), 0, Instant::now());
     let report = nodedock_conformance::run(&options, |verdict| {
         if verdict.outcome.is_without_driver() {
             not_run += 1;
@@ -187,10 +194,42 @@ pub(crate) async fn run(args: ConformArgs) -> Result<()> {
         print_text(&serde_json::to_string_pretty(&report).context("write JSON")?)?;
     } else {
         print_text(&format!(
-            "\n{passed} passed, {failed} failed, {not_declared} not declared"
+            "\n{passed} passed, {failed} failed, {not_declared} not declared in {:.1} s",
+            began.elapsed().as_secs_f64()
         ))?;
     }
     CommandError::unless_done(failed == 0 && passed > 0)
+}
+
+/// Returns whether several instances of a driver have nothing of this machine in common: a WebAssembly driver on a recorded machine, or one
+/// that may change nothing and get no device.
+fn takes_nothing(args: &ConformArgs, target: &Target) -> bool {
+    let Target::Program(Program {
+        daemon: Some(_),
+        files,
+        ..
+    }) = target
+    else {
+        return false;
+    };
+    let grant = files
+        .iter()
+        .find(|(path, _)| path.to_string_lossy().ends_with(".grant.yaml"));
+    args.hardware.is_some() || grant.is_none_or(|(_, text)| gives_nothing(text))
+}
+
+/// Returns whether a grant lets a driver neither change this machine nor give a device of it to a container.
+fn gives_nothing(grant: &[u8]) -> bool {
+    // no error: the daemon says why it refuses the grant, and with it the driver
+    let grant = std::str::from_utf8(grant)
+        .ok()
+        .and_then(|text| Grant::parse(text).ok());
+    grant.is_some_and(|Grant { allowed, .. }| {
+        allowed.sysfs_write.is_empty()
+            && allowed.pci_driver.is_empty()
+            && allowed.device_nodes.is_empty()
+            && allowed.net_devices.is_empty()
+    })
 }
 
 /// `temporary` exists and lives as long as the run.
@@ -336,6 +375,25 @@ fn shown(verdict: &CaseResult) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn grants_of_this_machine_are_known() {
+        let grant = |rest: &str| {
+            let text = format!("apiVersion: nodedock.dev/v1\nkind: DriverGrant\n{rest}\n");
+            gives_nothing(text.as_bytes())
+        };
+        assert!(grant("env: [\"A_*\"]") && grant("sysfsRead: [\"class/net/*\"]"));
+        for rest in [
+            "deviceNodes: [/dev/fuse]",
+            "netDevices: [eth1]",
+            "sysfsWrite: [{glob: class/net/*/mtu, pattern: \"1500\"}]",
+            "pciDriver: [{functions: \"*\", drivers: vfio-pci}]",
+            "none: []",
+        ] {
+            assert!(!grant(rest), "{rest}");
+        }
+        assert!(!gives_nothing(&[0xff]));
+    }
 
     #[test]
     fn device_argument_needs_pool_and_name() {

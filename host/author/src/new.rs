@@ -197,6 +197,13 @@ fn ensure_empty(directory: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_for_authors_has_all_facets() {
+        let page = include_str!("../../../docs/write-a-driver.md");
+        let option = format!("`--facets {}`", templates::facets().join(","));
+        assert!(page.contains(&option), "write-a-driver.md lacks {option}");
+    }
     use nodedock_base::error::chain;
 
     fn args(name: &str, dir: &Path) -> NewArgs {

@@ -168,4 +168,38 @@ mod tests {
     fn command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
+
+    /// The commands of this program in the examples of a page.
+    fn commands(page: &str) -> Vec<&str> {
+        let (mut is_code, mut commands) = (false, Vec::new());
+        for line in page.lines().map(str::trim) {
+            match line {
+                "```sh" => is_code = true,
+                "```" => is_code = false,
+                line if is_code => {
+                    let line = line.split(" #").next().unwrap_or(line);
+                    let parts = line.split(" && ").map(str::trim);
+                    commands.extend(parts.filter(|part| part.starts_with("nodedock ")));
+                }
+                _ => {}
+            }
+        }
+        commands
+    }
+
+    #[test]
+    fn commands_for_driver_authors_parse() {
+        let page = include_str!("../../../docs/write-a-driver.md");
+        let readme = include_str!("../../author/templates/driver/common/README.md");
+        for (page, least) in [(page, 16), (readme, 4)] {
+            let commands = commands(page);
+            assert!(commands.len() >= least, "{commands:?}");
+            for command in commands {
+                let parsed = Cli::try_parse_from(command.split_whitespace());
+                assert!(parsed.is_ok(), "{command}: {}", parsed.err().unwrap());
+            }
+        }
+        let stale = Cli::try_parse_from(["nodedock", "driver", "build", "--language-of-go"]);
+        assert!(stale.is_err());
+    }
 }

@@ -7,6 +7,7 @@ mod hostile;
 mod limits;
 mod loading;
 mod parameters;
+mod readers;
 mod replaying;
 mod running;
 mod writing;

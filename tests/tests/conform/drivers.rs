@@ -1,5 +1,6 @@
 //! Drivers that pass: our examples, and one on the official Go library.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nodedock_tests::go::Module;
@@ -7,7 +8,12 @@ use nodedock_tests::machine::skip;
 use nodedock_tests::places::{beside, drivers, examples};
 use nodedock_tests::recorded::{DISKS, Recorded};
 
-use super::{all_pass, of, outcomes, text};
+use super::{all_pass, listed, of, outcomes, text};
+
+/// Runs a program side by side with itself: ours take no port, and nothing outside their directories.
+fn native(command: &str) -> [&str; 4] {
+    ["--exec", command, "--jobs", "4"]
+}
 
 /// A busy machine may need more than the default time.
 const BUSY: [&str; 2] = ["--slices-timeout", "60"];
@@ -19,8 +25,14 @@ async fn the_native_null_driver_passes() {
         "{} --registry-dir {{registry}} --plugins-dir {{plugins}}",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command, "--device", "null/null-0"]).await;
+    let device = ["--device", "null/null-0"];
+    let (outcomes, report) = outcomes(&[&native(&command)[..], &device[..]].concat()).await;
     all_pass("native-null", &outcomes, &report);
+    // Whichever case ends first.
+    let verdicts = report["verdicts"].as_array().expect("verdicts").iter();
+    let ids = verdicts.map(|verdict| verdict["id"].as_str().expect("an ID"));
+    let ids: Vec<_> = ids.collect();
+    assert_eq!(ids, listed().await);
     for level in ["wire", "idempotency", "crash", "conduct"] {
         assert!(
             of(&outcomes, "passed")
@@ -78,7 +90,7 @@ async fn the_native_device_plugin_passes() {
         "{} --device-plugins-dir {{device-plugins}} --prefer last",
         text(&program)
     );
-    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    let (outcomes, report) = outcomes(&native(&command)).await;
     all_pass("native-device-plugin", &outcomes, &report);
     let passed = of(&outcomes, "passed");
     assert_eq!(
@@ -111,8 +123,8 @@ async fn official_go_library_driver_passes() {
          --checkpoint {{state}}/checkpoint.json --node-name {{node}} --devices 4 --rolling-update-uid {{instance}}",
         text(&program)
     );
-    let args = ["--exec", &command];
-    let (outcomes, report) = outcomes(&[args, BUSY].concat()).await;
+    let args = [&native(&command)[..], &BUSY[..]].concat();
+    let (outcomes, report) = outcomes(&args).await;
     all_pass("the driver in Go", &outcomes, &report);
     for level in [
         "wire",
@@ -174,8 +186,32 @@ async fn the_driver_of_device_nodes_passes() {
 /// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
 const OWN: [&str; 2] = ["--only", "wire,idempotency,slices,conduct.values-restored"];
 
+/// The cases of drivers that report the health of their devices. Those that do not would wait for a report.
+const OF_HEALTH: [&str; 2] = ["--only", "features.health-devices,features.health-again"];
+
 /// An example driver on a machine, with a config of the test's own unless the driver has none.
 async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
+    on_machine_with(name, config, machine, &[]).await;
+}
+
+/// An example driver that reports the health of its devices, as [`on_machine`].
+async fn with_health(name: &str, config: &str, machine: &Path) {
+    let outcomes = on_machine_with(name, Some(config), machine, &OF_HEALTH).await;
+    for case in [
+        "features.health-list",
+        "features.health-devices",
+        "features.health-again",
+    ] {
+        assert_eq!(outcomes[case], "passed", "{name}");
+    }
+}
+
+async fn on_machine_with(
+    name: &str,
+    config: Option<&str>,
+    machine: &Path,
+    more: &[&str],
+) -> BTreeMap<String, String> {
     let driver = drivers().join(format!("{name}.wasm"));
     let grant = examples().join(name).join(format!("{name}.grant.yaml"));
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -192,6 +228,7 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     }
     args.extend(BUSY);
     args.extend(OWN);
+    args.extend(more);
     let (outcomes, report) = outcomes(&args).await;
     all_pass(name, &outcomes, &report);
     for case in [
@@ -202,6 +239,7 @@ async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     ] {
         assert_eq!(outcomes[case], "passed", "{name}");
     }
+    outcomes
 }
 
 #[tokio::test]
@@ -247,7 +285,7 @@ async fn the_driver_of_cameras_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &[]);
     machine.cameras();
-    on_machine("camera", Some("pools: [{name: all}]"), machine.path()).await;
+    with_health("camera", "pools: [{name: all}]", machine.path()).await;
 }
 
 #[tokio::test]
@@ -255,7 +293,7 @@ async fn the_driver_of_accelerators_passes() {
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &["intel_vpu", "apex"]);
     machine.accelerators();
-    on_machine("accel", Some("pools: [{name: all}]"), machine.path()).await;
+    with_health("accel", "pools: [{name: all}]", machine.path()).await;
 }
 
 #[tokio::test]
@@ -265,7 +303,7 @@ async fn the_driver_of_disks_passes() {
     machine.disks();
     let [one, other] = DISKS;
     let pools = format!("pools: [{{name: disks, select: [{{wwid: {one}}}, {{wwid: {other}}}]}}]");
-    on_machine("block", Some(&pools), machine.path()).await;
+    with_health("block", &pools, machine.path()).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Each fault of the faulty driver is found by the case that is about it, and by no other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,12 +10,13 @@ use nodedock_tests::recorded::Recorded;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use super::{all_pass, conform, of, outcomes, text};
+use super::{all_pass, conform, listed, of, outcomes, text};
 
 const DRIVER: &str = "faulty-driver";
 const PLUGIN: &str = "faulty-device-plugin";
-/// Runs at once: they wait most of the time.
-const AT_ONCE: usize = 12;
+/// Runs at once, and cases of each run: they wait most of the time. A run whose fault makes many cases wait holds no others up.
+const AT_ONCE: usize = 3;
+const JOBS: &str = "4";
 /// Seconds for a call and for a start. Much is running beside it, and only a driver that does not answer takes all of it.
 const CALL_TIMEOUT: &str = "30";
 const START_TIMEOUT: &str = "60";
@@ -23,6 +24,8 @@ const START_TIMEOUT: &str = "60";
 const SLICES_TIMEOUT: &str = "30";
 /// Runs without a fault.
 const CLEAN_RUNS: usize = 5;
+/// Cases whose times are printed.
+const SLOWEST: usize = 15;
 
 /// The command line of the driver, or of the device plugin.
 fn command(program: &str, fault: Option<&str>) -> String {
@@ -52,7 +55,7 @@ fn command(program: &str, fault: Option<&str>) -> String {
 }
 
 fn args<'a>(command: &'a str, fault: Option<&str>) -> Vec<&'a str> {
-    let mut args = vec!["--exec", command, "--admin-access"];
+    let mut args = vec!["--exec", command, "--admin-access", "--jobs", JOBS];
     args.extend(["--call-timeout", CALL_TIMEOUT]);
     args.extend(["--start-timeout", START_TIMEOUT]);
     args.extend(["--slices-timeout", SLICES_TIMEOUT]);
@@ -88,17 +91,11 @@ const WITHOUT_FAULT: [&str; 2] = ["features.taints", "wire.unknown-fields"];
 #[tokio::test]
 async fn every_case_finds_some_fault() {
     let faults = faults().await;
-    let output = conform(&["--list"]).await;
-    let list = String::from_utf8(output.stdout).expect("text");
-    let list: serde_json::Value = serde_saphyr::from_str(&list).expect("YAML");
-    let ids = list
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|case| case["id"].as_str());
-    let is_excepted = |id: &&str| WITHOUT_FAULT.contains(id);
-    let unproven: Vec<_> = ids
-        .filter(|id| !is_excepted(id) && !faults.iter().any(|(_, _, case)| case == id))
+    let listed = listed().await;
+    let is_excepted = |id: &str| WITHOUT_FAULT.contains(&id);
+    let unproven: Vec<_> = listed
+        .iter()
+        .filter(|id| !is_excepted(id) && !faults.iter().any(|(_, _, case)| case == *id))
         .filter(|id| !OF_DAEMON.iter().any(|(_, case)| case == id))
         .collect();
     assert!(unproven.is_empty() && faults.len() >= 30, "{unproven:?}");
@@ -127,9 +124,10 @@ async fn each_fault_fails_only_its_case() {
         });
     }
     let mut wrong = Vec::new();
-    let mut clean = BTreeSet::new();
+    let (mut clean, mut seconds) = (BTreeSet::new(), BTreeMap::new());
     while let Some(run) = runs.join_next().await {
         let (program, fault, outcomes, report) = run.expect("a run");
+        add_seconds(&mut seconds, &report);
         match fault {
             Some((fault, case)) => {
                 let found = of(&outcomes, "failed");
@@ -159,8 +157,22 @@ async fn each_fault_fails_only_its_case() {
             }
         }
     }
+    // Shown with `--nocapture`.
+    let mut seconds: Vec<_> = seconds.into_iter().collect();
+    seconds.sort_by(|one, other| other.1.total_cmp(&one.1));
+    for (case, seconds) in &seconds[..SLOWEST] {
+        println!("{seconds:8.1} s in all runs: {case}");
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(clean.len(), 2, "five runs of a program have one outcome");
+}
+
+/// Adds the seconds of each case of a run.
+fn add_seconds(seconds: &mut BTreeMap<String, f64>, report: &serde_json::Value) {
+    for verdict in report["verdicts"].as_array().expect("verdicts") {
+        let case = verdict["id"].as_str().expect("an ID").to_owned();
+        *seconds.entry(case).or_default() += verdict["seconds"].as_f64().expect("seconds");
+    }
 }
 
 /// The cases that failed, each with its reason.
@@ -194,7 +206,7 @@ async fn failure_shows_exchange_and_reports_agree() {
         "| → NodePrepareResources V1 []",
         "| ← InvalidArgument: there is no claim",
         "| API server: ",
-        "3 passed, 1 failed, 0 not declared",
+        "3 passed, 1 failed, 0 not declared in ",
     ] {
         assert!(shown.contains(part), "{part} is not in {shown}");
     }
@@ -295,7 +307,7 @@ async fn webassembly_faults_fail_only_their_case() {
     let hardware = Arc::new(machine(hardware.path()));
     let scripts = scripts();
     assert!(scripts.len() >= 30);
-    let turns = Arc::new(Semaphore::new(4));
+    let turns = Arc::new(Semaphore::new(2));
     let mut runs = JoinSet::new();
     for (number, script) in scripts.into_iter().enumerate() {
         let Script {
@@ -324,7 +336,7 @@ async fn webassembly_faults_fail_only_their_case() {
                     .for_each(|device| args.extend(["--device", device]));
             }
             args.extend(["--hardware", text(hardware.path())]);
-            args.extend(["--slices-timeout", SLICES_TIMEOUT]);
+            args.extend(["--slices-timeout", SLICES_TIMEOUT, "--jobs", JOBS]);
             args.extend(["--only", "wire", "--only", case]);
             let (outcomes, report) = outcomes(&args).await;
             (script, case, outcomes, report)

@@ -67,6 +67,16 @@ async fn outcomes(args: &[&str]) -> (BTreeMap<String, String>, Value) {
     (outcomes, report)
 }
 
+/// The IDs of all cases, in the order of the list.
+async fn listed() -> Vec<String> {
+    let output = conform(&["--list"]).await;
+    let list = String::from_utf8(output.stdout).expect("text");
+    let list: Value = serde_saphyr::from_str(&list).expect("YAML");
+    let ids = list.as_array().expect("a list").iter();
+    ids.map(|case| case["id"].as_str().expect("an ID").to_owned())
+        .collect()
+}
+
 fn of<'a>(outcomes: &'a BTreeMap<String, String>, outcome: &str) -> Vec<&'a str> {
     let of = outcomes.iter().filter(|(_, found)| *found == outcome);
     of.map(|(id, _)| id.as_str()).collect()

@@ -91,6 +91,14 @@ async fn group_is_bound_while_claimed() {
             .collect::<Vec<_>>(),
         ["0000-01-00-0"]
     );
+    let annotations = &devices[0].annotations;
+    assert_eq!(annotations["nodedock.dev/control-nodes"], "/dev/vfio/vfio");
+    let explained = scene
+        .daemon
+        .cli(&["explain", "device", "0000-01-00-0"])
+        .await;
+    let line = "annotation: nodedock.dev/control-nodes=/dev/vfio/vfio";
+    assert!(explained.stdout.contains(line), "{}", explained.stdout);
     scene.daemon.prepared(of_group("one")).await;
     assert_eq!(scene.drivers(), VFIO);
     let spec: String = scene

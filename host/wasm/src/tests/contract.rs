@@ -1,5 +1,5 @@
 //! The contract and its use: each function that a driver can export has a caller here, each function of the host answers a guest, and each
-//! field of each record is converted on both sides.
+//! field of each record is converted on both sides. What the host does with a field after that is in `readers`.
 //!
 //! The tables are compared with the WIT files, and then with the sources by the names that the bindings have: an addition to the contract
 //! without its use fails here.
@@ -221,14 +221,14 @@ const IMPORTS: &[(&str, In, &[Arg], bool)] = &[
 
 /// Way of a record.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+pub(super) enum Way {
     ToHost,
     ToGuest,
     Both,
 }
 
 /// Records: `interface.record`, its way, and the file in `src` with all of its fields.
-const RECORDS: &[(&str, Way, &str)] = &[
+pub(super) const RECORDS: &[(&str, Way, &str)] = &[
     ("claims.claim-ref", Way::ToGuest, "convert.rs"),
     ("claims.allocated-device", Way::ToGuest, "convert.rs"),
     ("claims.opaque-parameters", Way::ToGuest, "convert.rs"),
@@ -350,14 +350,14 @@ const RECORDS: &[(&str, Way, &str)] = &[
     ("inventory.inventory", Way::Both, "convert/inventory.rs"),
 ];
 
-fn contract() -> Resolve {
+pub(super) fn contract() -> Resolve {
     let mut resolve = Resolve::default();
     let wit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit");
     resolve.push_dir(wit).unwrap();
     resolve
 }
 
-fn read(path: &str) -> String {
+pub(super) fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -387,7 +387,7 @@ fn functions(resolve: &Resolve, is_exported: bool) -> Vec<(String, &Function)> {
 }
 
 /// Fails unless a table has each name of the contract once, and no other.
-fn is_complete<'a>(
+pub(super) fn is_complete<'a>(
     what: &str,
     contract: impl IntoIterator<Item = String>,
     table: impl IntoIterator<Item = &'a str>,
@@ -618,7 +618,7 @@ async fn left_out_devices_of_a_guest_are_taken() {
 }
 
 /// The records of all interfaces, as `interface.record`, with their fields.
-fn records(resolve: &Resolve) -> Vec<(String, Vec<String>)> {
+pub(super) fn records(resolve: &Resolve) -> Vec<(String, Vec<String>)> {
     let mut records = Vec::new();
     for (_, interface) in resolve.interfaces.iter() {
         for (name, id) in &interface.types {
