@@ -36,6 +36,7 @@ fn built(module: &str, name: &str, linker_flags: &str) -> Result<PathBuf, String
         fetch_seconds: 300,
         build_seconds: 900,
         linker_flags,
+        requirements: None,
     }
     .program(name)
 }
