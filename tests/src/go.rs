@@ -22,6 +22,8 @@ pub struct Module<'a> {
     pub build_seconds: u32,
     /// Arguments of the linker.
     pub linker_flags: &'a str,
+    /// The file of requirements in the directory, where it is not `go.mod`.
+    pub requirements: Option<&'a str>,
 }
 
 impl Module<'_> {
@@ -29,22 +31,27 @@ impl Module<'_> {
     pub fn program(&self, name: &str) -> Result<PathBuf, String> {
         let go = compiler().ok_or("Go is not installed")?;
         let package = format!("./cmd/{name}");
-        let list = ["list", "-deps", "-f", "{{.Name}}", &package];
+        let requirements = self.requirements.map(|file| format!("-modfile={file}"));
+        let requirements = requirements.iter().map(String::as_str);
+        let mut list = vec!["list"];
+        list.extend(requirements.clone());
+        list.extend(["-deps", "-f", "{{.Name}}", &package]);
         self.bounded(self.fetch_seconds, &go, &list)
             .map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
         let built = self.output.join(name);
         let output = built
             .to_str()
             .expect("the target directory has a name in UTF-8");
-        let build = [
-            "build",
+        let mut build = vec!["build"];
+        build.extend(requirements);
+        build.extend([
             "-buildvcs=false",
             "-ldflags",
             self.linker_flags,
             "-o",
             output,
             &package,
-        ];
+        ]);
         let built_in_time = self.bounded(self.build_seconds, &go, &build);
         built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
         Ok(built)

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::completion::Named;
-use super::local_api::{connect, devices, namespace, text};
+use super::local_api::{as_kubectl, connect, devices, namespace, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CommandError, Location, files, names, waiting};
 
@@ -54,6 +54,12 @@ pub(super) struct CreateArgs {
     /// Seconds to wait for the devices of a claim; 0: not at all
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     timeout: u64,
+    /// Have the local API check the objects, and print what would be made; nothing is made
+    #[arg(long)]
+    dry_run: bool,
+    /// Form of the objects of a dry run
+    #[arg(short, long, value_enum, default_value_t, requires = "dry_run")]
+    output: Format,
 }
 
 #[derive(Args)]
@@ -150,6 +156,9 @@ async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> 
     let mut claims = Vec::new();
     let objects = files::objects(&args.filename)?;
     files::check_fields(&objects)?;
+    if args.dry_run {
+        return dry_run(client, &args, objects).await;
+    }
     for (at, document) in objects {
         let (made, applied) = match text(&document, "/kind") {
             kind if UPDATED.contains(&kind) => client.apply(&document, &args.namespace).await,
@@ -217,6 +226,23 @@ async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> 
         }
     }
     CommandError::unless_done(is_done)
+}
+
+/// Prints objects as the local API would make them.
+async fn dry_run(
+    client: &LocalClient,
+    args: &CreateArgs,
+    objects: Vec<(String, Value)>,
+) -> Result<()> {
+    let mut checked = Vec::new();
+    for (at, document) in objects {
+        let is_applied = UPDATED.contains(&text(&document, "/kind"));
+        let object = client.check(&document, &args.namespace, is_applied).await;
+        checked.push(object.context(at)?);
+    }
+    let line = |object: &Value| format!("{} {} checked (dry run)", kind_of(object), of(object));
+    let whole = as_kubectl(&checked, checked.len() == 1);
+    print(args.output, &whole, || join(checked.iter().map(line)))
 }
 
 /// Why a claim is not allocated.
@@ -329,10 +355,8 @@ async fn get(client: &LocalClient, args: GetArgs) -> Result<()> {
             claims
         }
     };
-    match (args.name.is_some(), claims.as_slice()) {
-        (true, [claim]) => print(args.output, claim, || rows(args.output, &claims)),
-        _ => print(args.output, &claims, || rows(args.output, &claims)),
-    }
+    let whole = as_kubectl(&claims, args.name.is_some());
+    print(args.output, &whole, || rows(args.output, &claims))
 }
 
 fn rows(format: Format, claims: &[Value]) -> String {

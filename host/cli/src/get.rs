@@ -402,16 +402,14 @@ async fn device_classes(location: &Location, args: &GetArgs) -> Result<()> {
     refuse_watch(args, "DeviceClasses", "deviceclasses")?;
     let classes = local_api::connect(location).await?.device_classes().await?;
     let (whole, classes) = match &args.name {
-        None => {
-            let list = json!({ "apiVersion": "v1", "kind": "List", "items": classes });
-            (list, classes)
-        }
+        None => (local_api::as_kubectl(&classes, false), classes),
         Some(name) => {
             let found = classes
                 .into_iter()
                 .find(|class| text(class, "/metadata/name") == name);
             let found = found.ok_or_else(|| names::unknown(&args.what.singular(), name))?;
-            (found.clone(), vec![found])
+            let found = vec![found];
+            (local_api::as_kubectl(&found, true), found)
         }
     };
     let rows: Vec<_> = classes.into_iter().map(Class).collect();
@@ -434,7 +432,8 @@ async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
         })
         .collect();
     let rows: Vec<_> = listed.iter().cloned().map(Slice).collect();
-    print(args.output, &listed, || {
+    let whole = local_api::as_kubectl(&listed, false);
+    print(args.output, &whole, || {
         table(args.output, &rows, "no slices")
     })?;
     match args.name.as_deref().filter(|_| listed.is_empty()) {

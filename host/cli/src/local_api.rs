@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use nodedock_kube::local::{CONTAINER_NAMESPACE, user_namespace};
 use nodedock_kube::local_client::LocalClient;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::output::print_text;
 use super::{CommandError, Location};
@@ -113,6 +113,25 @@ fn is_kubeconfig(path: &Path) -> Result<bool> {
             .all(|list| found[list].as_array().is_some_and(|list| list.len() == 1)))
 }
 
+/// Returns objects as `kubectl` prints them: the one that was named as it is, others as a list, and without the managers of fields.
+pub(super) fn as_kubectl(objects: &[Value], is_named: bool) -> Value {
+    let mut objects = objects.to_vec();
+    let metadata = objects
+        .iter_mut()
+        .filter_map(|object| object.get_mut("metadata")?.as_object_mut());
+    metadata.for_each(|metadata| drop(metadata.remove("managedFields")));
+    match <[Value; 1]>::try_from(objects) {
+        Ok([object]) if is_named => object,
+        Ok(one) => list(one.into()),
+        Err(all) => list(all),
+    }
+}
+
+fn list(items: Vec<Value>) -> Value {
+    let metadata = json!({ "resourceVersion": "" });
+    json!({ "apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items })
+}
+
 /// A text of an object; empty if it is not there.
 pub(super) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
@@ -153,6 +172,24 @@ mod tests {
             token: of(token),
         };
         kubeconfig("https://127.0.0.1:7443", &identity)
+    }
+
+    #[test]
+    fn objects_have_the_form_of_kubectl() {
+        let object = |managers: bool| {
+            let mut object = json!({ "kind": "ResourceClaim", "metadata": { "name": "a" } });
+            if managers {
+                object["metadata"]["managedFields"] = json!([{ "manager": "m" }]);
+            }
+            object
+        };
+        assert_eq!(as_kubectl(&[object(true)], true), object(false));
+        let list = as_kubectl(&[object(true)], false);
+        assert_eq!(
+            (&list["kind"], &list["items"]),
+            (&json!("List"), &json!([object(false)]))
+        );
+        assert_eq!(as_kubectl(&[], true)["items"], json!([]));
     }
 
     #[test]

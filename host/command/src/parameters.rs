@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use nodedock_model::limit::PARAMETERS_BYTES_MAX;
 use nodedock_model::quantity;
+use nodedock_model::yaml::{self, Aliases};
 use serde_json::Value;
 
 /// Maximum size of a file: indented, and with comments, it is larger than its parameters.
@@ -19,17 +20,18 @@ const FILE_BYTES_MAX: usize = 16 * PARAMETERS_BYTES_MAX;
 ///
 /// The file cannot be read, or this is no object, or it is too large.
 pub fn read(argument: &str) -> Result<String> {
-    let (value, from): (Value, _) = if argument.trim_start().starts_with('{') {
+    let (mut value, from): (Value, _) = if argument.trim_start().starts_with('{') {
         let value = serde_json::from_str(argument).context("the parameters are not valid JSON")?;
         (value, "the parameters".to_owned())
     } else {
         let path = Path::new(argument);
         let text = read_file(path).with_context(|| format!("read parameters from {argument}"))?;
         let from = format!("parameters {argument}");
-        let value = serde_saphyr::from_str(&text)
+        let value = yaml::document(&text, Aliases::Expanded)
             .with_context(|| format!("{from} are not valid JSON or YAML"))?;
         (value, from)
     };
+    yaml::whole_numbers(&mut value);
     ensure!(
         value.is_object(),
         "{from} are not an object: as in a claim, they are keys with values"
@@ -87,6 +89,10 @@ mod tests {
         let path = directory.path().join("parameters.yaml");
         std::fs::write(&path, "# ports\na:\n- 1\n").unwrap();
         assert_eq!(read(path.to_str().unwrap()).unwrap(), r#"{"a":[1]}"#);
+        // As in a claim of a file.
+        assert_eq!(read(r#"{"a": 8080.0}"#).unwrap(), r#"{"a":8080}"#);
+        std::fs::write(&path, "a: 0755\n").unwrap();
+        assert_eq!(read(path.to_str().unwrap()).unwrap(), r#"{"a":493}"#);
     }
 
     #[test]

@@ -97,7 +97,7 @@ pub enum ManifestError {
     #[error("{0} is larger than {max} bytes", max = MANIFEST_BYTES_MAX)]
     TooLarge(PathBuf),
     #[error("{0} is not YAML or JSON")]
-    Syntax(String, #[source] Box<serde_saphyr::Error>),
+    Syntax(String, #[source] yaml::SyntaxError),
     #[error("document {document}: {what}")]
     Shape { document: usize, what: String },
     #[error("document {document}, {place}: not a valid {kind}")]
@@ -212,7 +212,7 @@ pub fn text_from(reader: impl Read, path: &Path) -> Result<String, ManifestError
 }
 
 fn split(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
-    yaml::documents(text).map_err(|error| ManifestError::Syntax(name.to_owned(), Box::new(error)))
+    yaml::documents(text).map_err(|error| ManifestError::Syntax(name.to_owned(), error))
 }
 
 /// Parses a text with one or several documents. `name` is for errors.

@@ -167,6 +167,29 @@ impl LocalClient {
         Ok((serde_json::to_value(after)?, applied))
     }
 
+    /// Returns an object as it would be after [`Self::create`], or after [`Self::apply`] if `is_applied`. Nothing is made.
+    pub async fn check(
+        &self,
+        object: &Value,
+        namespace: &str,
+        is_applied: bool,
+    ) -> Result<Value, ObjectError> {
+        let api = self.like(object, namespace)?;
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let checked = if is_applied && !name.is_empty() {
+            let params = PatchParams::apply(FIELD_MANAGER).force().dry_run();
+            api.patch(name, &params, &Patch::Apply(object)).await
+        } else {
+            let object: DynamicObject = serde_json::from_value(object.clone())?;
+            let params = PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            };
+            api.create(&params, &object).await
+        };
+        Ok(serde_json::to_value(checked.map_err(ApiError::from)?)?)
+    }
+
     /// Deletes the object with the kind and the name of `object`, and returns it as it was. `None`: it is not there.
     pub async fn delete(
         &self,

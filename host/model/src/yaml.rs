@@ -1,20 +1,85 @@
-//! YAML of Kubernetes objects, read as the clients of Kubernetes read it, which are written in Go: YAML 1.1, and then JSON.
+//! YAML and JSON of Kubernetes objects, read as `kubectl` and other clients that are written in Go read them: YAML 1.1, and then JSON.
+//!
+//! Two differences are on purpose: a mapping that has a key twice is refused, of which Go takes the last value, and so is `!!binary`.
 
+mod compose;
+mod scalar;
+
+use serde::de::IgnoredAny;
 use serde_json::{Number, Value};
+
+pub use self::compose::Aliases;
 
 /// Bound of the whole numbers that an integer of 64 bits can have: 2 to the power of 63.
 const WHOLE_NUMBERS: f64 = 9_223_372_036_854_775_808.0;
 
-/// Reads every document of a text; an empty one is null. `0755` is an octal number, and `8080.0` and `1e3` are whole numbers.
+/// Why a text is not read.
+#[derive(Debug, thiserror::Error)]
+pub enum SyntaxError {
+    /// Lines and columns count from 1.
+    #[error("line {line}, column {column}: {what}")]
+    At {
+        line: usize,
+        column: usize,
+        what: String,
+    },
+    #[error("{0} documents instead of one")]
+    Documents(usize),
+}
+
+/// Reads every document of a text; an empty one is null. `0755` is an octal number, `8080.0` and `1e3` are whole numbers, and `on` is true,
+/// also as a key, which is the text `true` then. At the beginning, objects of JSON need no line `---` between them.
 ///
 /// # Errors
 ///
-/// The text is not YAML, a mapping has a key twice, or a number is not finite.
-pub fn documents(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
-    let options = serde_saphyr::options! { legacy_octal_numbers: true };
-    let mut documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)?;
-    documents.iter_mut().for_each(whole_numbers);
+/// The text is not YAML, a mapping has a key twice, a key is null, a list or a mapping, a number is not finite, or the text nests deeper
+/// than 128 levels or repeats more than 64 MiB by aliases.
+pub fn documents(text: &str) -> Result<Vec<Value>, SyntaxError> {
+    documents_with(text, Aliases::Expanded)
+}
+
+fn documents_with(text: &str, aliases: Aliases) -> Result<Vec<Value>, SyntaxError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut documents = Vec::new();
+    let mut begin = 0;
+    while let Some((end, next)) = json_object(text, begin) {
+        compose::documents(text, begin..end, aliases, &mut documents)?;
+        begin = next;
+    }
+    compose::documents(text, begin..text.len(), aliases, &mut documents)?;
     Ok(documents)
+}
+
+/// Reads the only document of a text like [`documents`], with or without aliases.
+///
+/// # Errors
+///
+/// Those of [`documents`], an alias where there may be none, and none or more than one document.
+pub fn document(text: &str, aliases: Aliases) -> Result<Value, SyntaxError> {
+    let documents = documents_with(text, aliases)?;
+    <[Value; 1]>::try_from(documents)
+        .map(|[document]| document)
+        .map_err(|documents| SyntaxError::Documents(documents.len()))
+}
+
+/// The end of an object in JSON at a place of a text, and where the next document begins: after a line `---` if one follows. `None`: there is
+/// no such object, or it is followed by something that is no document.
+fn json_object(text: &str, begin: usize) -> Option<(usize, usize)> {
+    let text_here = &text[begin..];
+    if !text_here.trim_start().starts_with('{') {
+        return None;
+    }
+    let mut values = serde_json::Deserializer::from_str(text_here).into_iter::<IgnoredAny>();
+    // no error: what is not JSON is read as YAML
+    values.next()?.ok()?;
+    let end = begin + values.byte_offset();
+    let rest = text[end..].trim_start();
+    let next = rest.strip_prefix("---").filter(|next| {
+        let line = next.lines().next().unwrap_or_default();
+        line.trim().is_empty()
+    });
+    let is_next = rest.is_empty() || ["{", "---", "#"].iter().any(|sign| rest.starts_with(sign));
+    is_next.then(|| (end, text.len() - next.unwrap_or(rest).len()))
 }
 
 /// Makes integers of all numbers in a value that are whole: Go writes them as JSON without a fraction and without an exponent.
@@ -38,37 +103,5 @@ fn whole(number: &Number) -> Option<Number> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn numbers_are_those_of_go() {
-        for (text, expected) in [
-            ("0755", json!(493)),
-            ("0400", json!(256)),
-            ("8080.0", json!(8080)),
-            ("1e3", json!(1000)),
-            ("-2.0", json!(-2)),
-            ("0x1f", json!(31)),
-            ("1_000", json!(1000)),
-            ("1.5", json!(1.5)),
-            ("18446744073709551615", json!(u64::MAX)),
-            ("\"0755\"", json!("0755")),
-            ("yes", json!(true)),
-            ("off", json!(false)),
-            ("1Gi", json!("1Gi")),
-        ] {
-            let found = documents(&format!("a: [{text}]\n")).unwrap();
-            assert_eq!(found, [json!({ "a": [expected] })], "{text}");
-        }
-    }
-
-    #[test]
-    fn key_twice_is_refused() {
-        assert!(documents("a: 1\na: 2\n").is_err());
-        assert!(documents("a: [\n").is_err());
-        assert!(documents("a: .inf\n").is_err());
-    }
-}
+#[path = "yaml_tests.rs"]
+mod tests;

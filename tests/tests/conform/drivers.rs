@@ -113,6 +113,7 @@ async fn official_go_library_driver_passes() {
         fetch_seconds: 300,
         build_seconds: 900,
         linker_flags: "",
+        requirements: None,
     };
     let program = match module.program("dra-driver") {
         Ok(program) => program,

@@ -364,7 +364,9 @@ async fn slices_match_drivers_if_api_enabled() {
         .await
         .json();
     assert_eq!(
-        slices[0]["spec"]["devices"].as_array().map(Vec::len),
+        slices["items"][0]["spec"]["devices"]
+            .as_array()
+            .map(Vec::len),
         Some(4),
         "{slices}"
     );

@@ -2,6 +2,7 @@
 //! on the official helper library. Each is unmodified, and has the kubeconfig that the daemon prints.
 
 mod drivers;
+mod files;
 mod informers;
 mod kubectl;
 mod patches;

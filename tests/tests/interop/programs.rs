@@ -22,6 +22,11 @@ pub(crate) fn kubectl() -> Result<PathBuf, String> {
     built("kubernetes", "kubectl", KUBERNETES_VERSION_FLAGS)
 }
 
+/// The parser, the checks and the query engine of Prometheus.
+pub(crate) fn prometheus() -> Result<PathBuf, String> {
+    built("prometheus", "prometheus", "-s -w")
+}
+
 fn built(module: &str, name: &str, linker_flags: &str) -> Result<PathBuf, String> {
     // One at a time: they share most of what has to be compiled.
     static BUILDING: Mutex<()> = Mutex::new(());
@@ -36,6 +41,7 @@ fn built(module: &str, name: &str, linker_flags: &str) -> Result<PathBuf, String
         fetch_seconds: 300,
         build_seconds: 900,
         linker_flags,
+        requirements: None,
     }
     .program(name)
 }

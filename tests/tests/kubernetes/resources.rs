@@ -1,5 +1,7 @@
 //! Extended resources, allocated by the kubelet's device manager.
 
+use std::time::{Duration, Instant};
+
 use native_device_plugin::{Device, Event, Options as PluginOptions, Plugin, Script};
 use nodedock_proto::node::v1;
 use nodedock_tests::Options;
@@ -12,6 +14,8 @@ use crate::scene::{Scene, pod};
 const RESOURCE: &str = "example.com/gpu";
 const NIC: &str = "example.com/nic";
 const OF_A_CLASS: &str = "example.com/gpu-of-a-class";
+/// The longest time from a DeviceClass to the slices of its pool.
+const POOL_MOVES: Duration = Duration::from_secs(5);
 const THROUGH_DRA: &str = "example.com/gpu-through-dra";
 const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
 
@@ -322,12 +326,15 @@ async fn named_pool_is_allocated_through_class() {
     let [class] = printed["items"].as_array().expect("a list").as_slice() else {
         panic!("{printed:#}")
     };
+    let applied = Instant::now();
     scene
         .api
         .post("/apis/resource.k8s.io/v1/deviceclasses", class)
         .await
         .done();
     scene.until_devices(MOCK_GPU_NAME, 8).await;
+    let waited = applied.elapsed();
+    assert!(waited < POOL_MOVES, "{waited:?}");
     scene.pod_with("two", THROUGH_DRA, 2).await;
     let names = scene.prepared("two").await;
     assert_eq!((names.len(), &names), (2, &scene.rendered()));

@@ -72,6 +72,16 @@ impl Scene {
         change: impl FnOnce(Options) -> Options,
     ) -> Option<Self> {
         let server = server().await?;
+        Some(Self::start_on(server, &server.program, node, change).await)
+    }
+
+    /// The same with a kubelet of another program.
+    pub(crate) async fn start_on(
+        server: &'static Server,
+        kubelet: &Path,
+        node: &str,
+        change: impl FnOnce(Options) -> Options,
+    ) -> Self {
         let admin = std::fs::read_to_string(&server.admin).expect("the kubeconfig is there");
         let api = Api::of(&admin).await;
         deploy(&api).await;
@@ -85,14 +95,13 @@ impl Scene {
         let root = Root::new();
         make_kubelet_root(&root);
         let log = root.path().join("kubelet.log");
-        let kubelet =
-            Kubelet::start(&server.program, &root.kubelet(), &server.admin, node, log).await;
+        let kubelet = Kubelet::start(kubelet, &root.kubelet(), &server.admin, node, log).await;
         let options =
             options_of(node, &kubeconfig).env("NODEDOCK_POD", &format!("{ACCOUNT}/{pod}"));
         let own = instance(&options, &uid);
         let daemon = Daemon::start_on(root, change(own)).await;
         let as_daemon = Api::of(&config).await;
-        Some(Self {
+        Self {
             server,
             api,
             as_daemon,
@@ -103,7 +112,7 @@ impl Scene {
             kubeconfig,
             uid,
             _dir: dir,
-        })
+        }
     }
 
     /// The API with a token that is bound to the node, as a daemon that is no pod has it.

@@ -36,15 +36,7 @@ pub(crate) async fn server() -> Option<&'static Server> {
 impl Server {
     fn start() -> Result<Self, String> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/kubernetes");
-        let module = Module {
-            sources,
-            output: target.join("interop"),
-            fetch_seconds: 900,
-            build_seconds: 1800,
-            linker_flags: KUBERNETES_VERSION_FLAGS,
-        };
-        let program = module.program("kubernetes")?;
+        let program = module(KUBERNETES_VERSION_FLAGS, None).program("kubernetes")?;
         // The server removes it at its end.
         let dir = tempfile::Builder::new()
             .prefix("nodedock-api-server-")
@@ -86,6 +78,25 @@ impl Server {
     /// The text of a kubeconfig for the user of a token.
     pub(crate) fn kubeconfig(&self, token: &str) -> String {
         kubeconfig(&self.url, &self.certificate, token)
+    }
+}
+
+/// The kubelet's DRA manager of the newest Kubernetes that the docs name. None, and a line that says why, on a machine that cannot have it.
+pub(crate) async fn newest_dra_manager() -> Option<PathBuf> {
+    let build = || module("-s -w", Some("dra-manager.mod")).program("dra-manager");
+    let built = tokio::task::spawn_blocking(build).await;
+    let built = built.expect("the build ends");
+    or_skip("the kubelet's DRA manager of Kubernetes 1.37", built)
+}
+
+fn module(linker_flags: &'static str, requirements: Option<&'static str>) -> Module<'static> {
+    Module {
+        sources: Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/kubernetes"),
+        output: Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop"),
+        fetch_seconds: 900,
+        build_seconds: 1800,
+        linker_flags,
+        requirements,
     }
 }
 

@@ -44,6 +44,7 @@ fn official(scene: &Scene, cdi: &Path) -> Option<Killed> {
         fetch_seconds: 300,
         build_seconds: 900,
         linker_flags: "",
+        requirements: None,
     };
     let program = or_skip(
         "a driver on the official library",

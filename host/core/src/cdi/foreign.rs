@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use nodedock_model::yaml::{self, Aliases};
 use serde_json::Value;
 
 use super::identity::MARK;
@@ -72,7 +73,7 @@ pub enum ForeignError {
     #[error("it is not UTF-8 text")]
     NotText,
     #[error("it is neither YAML nor JSON")]
-    Syntax(#[source] Box<serde_saphyr::Error>),
+    Syntax(#[source] yaml::SyntaxError),
     #[error("it has the CDI version {0:?}, and 0.3.0 to 1.1.0 are supported")]
     Version(String),
     #[error("{place} has the field {field:?}, which is not supported")]
@@ -151,10 +152,8 @@ fn check_names(spec: &Spec) -> Result<(), ForeignError> {
 
 /// Parses a spec of any program, and refuses one that runtimes refuse, or with a field that a copy would lose.
 pub fn parse(text: &str) -> Result<Spec, ForeignError> {
-    // Go's libraries read a number that begins with a zero as octal.
-    let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
-    let mut spec: Value = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| ForeignError::Syntax(Box::new(error)))?;
+    // As Go's libraries read it.
+    let mut spec = yaml::document(text, Aliases::Expanded).map_err(ForeignError::Syntax)?;
     remove_nulls(&mut spec);
     let version = spec["cdiVersion"].as_str().unwrap_or_default();
     if !VERSIONS.contains(&version) {

@@ -91,6 +91,38 @@ async fn applied_claims_are_allocated_and_shown() {
 }
 
 #[tokio::test]
+async fn objects_are_printed_like_kubectl() {
+    let Some(machine) = Machine::with_gpus().await else {
+        return;
+    };
+    for name in ["one", "two"] {
+        machine.allocated(name).await;
+    }
+    for (own, kubectl) in [
+        (&["claim", "get"][..], &["get", "resourceclaims"][..]),
+        (&["claim", "get", "one"], &["get", "resourceclaim", "one"]),
+        (&["get", "deviceclasses"], &["get", "deviceclasses"]),
+        (
+            &["get", "deviceclasses", "gpu"],
+            &["get", "deviceclass", "gpu"],
+        ),
+        (&["get", "slices"], &["get", "resourceslices"]),
+    ] {
+        let json = ["-o", "json"];
+        let shown = machine.cli(&[own, &json].concat()).await.json();
+        let expected = machine.kubectl(&[kubectl, &json].concat()).await.json();
+        assert_eq!(shown, expected, "{own:?}");
+    }
+    let yaml = machine.cli(&["claim", "get", "-o", "yaml"]).await.done();
+    let file = machine.write("printed.yaml", yaml);
+    let file = file.to_str().expect("UTF-8");
+    machine
+        .kubectl(&["apply", "--dry-run=server", "-f", file])
+        .await
+        .done_with(&["/one ", "/two "]);
+}
+
+#[tokio::test]
 async fn pending_claim_has_events() {
     let Some(machine) = Machine::start().await else {
         return;
@@ -155,6 +187,27 @@ async fn lists_support_selectors_sorting_and_chunks() {
     );
     assert_eq!(names(&["-A"]).await, ["a", "b", "c"]);
     assert_eq!(names(&["-n", "other"]).await, [""; 0]);
+    assert_eq!(
+        names(&["--sort-by", ".metadata.labels.color"]).await[0],
+        "a"
+    );
+    for (form, expected) in [
+        ("jsonpath={.items[*].metadata.name}", "a b c"),
+        (
+            "go-template={{range .items}}{{.metadata.name}}{{end}}",
+            "abc",
+        ),
+        (
+            "custom-columns=N:.metadata.name,C:.metadata.labels.color",
+            "N C a blue b red c red",
+        ),
+    ] {
+        let list = machine
+            .kubectl(&["get", "resourceclaims", "-o", form])
+            .await;
+        let words: Vec<_> = list.stdout.split_whitespace().collect();
+        assert_eq!(words.join(" "), expected, "{list:?}");
+    }
     let shown = machine
         .kubectl(&["get", "resourceclaims", "-L", "color", "-l", "color=blue"])
         .await

@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 const (
@@ -78,11 +80,11 @@ func apiServer(args []string) error {
 	if err := untilReady(ctx, config, ended); err != nil {
 		return err
 	}
-	emit(map[string]any{
+	node.Emit(map[string]any{
 		"event": "ready", "url": config.Host, "ca": string(files.certificate), "token": adminToken, "audit": files.audit,
 	})
 	go func() {
-		untilInputEnds()
+		node.UntilInputEnds()
 		cancel()
 	}()
 	select {

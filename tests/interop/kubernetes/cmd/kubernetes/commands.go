@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 // command is what a test asks of the kubelet, about one pod.
@@ -22,7 +24,7 @@ type command struct {
 // answer carries a command out. The time is that of the manager, without the wait for the pod to be bound to the node.
 func (k *managers) answer(ctx context.Context, asked command) {
 	answer := map[string]any{"event": "answer", "id": asked.ID, "do": asked.Do}
-	pod, err := k.pods.whenBound(ctx, asked.Namespace, asked.Pod)
+	pod, err := k.pods.WhenBound(ctx, asked.Namespace, asked.Pod)
 	began := time.Now()
 	if err == nil {
 		answer["result"], err = k.carryOut(ctx, asked, pod)
@@ -31,7 +33,7 @@ func (k *managers) answer(ctx context.Context, asked command) {
 	if err != nil {
 		answer["error"] = err.Error()
 	}
-	emit(answer)
+	node.Emit(answer)
 }
 
 func (k *managers) carryOut(ctx context.Context, asked command, pod *v1.Pod) (any, error) {
@@ -77,7 +79,7 @@ func (k *managers) prepare(ctx context.Context, pod *v1.Pod) (any, error) {
 }
 
 func (k *managers) onContainer(pod *v1.Pod, name string, do func(*v1.Container) (any, error)) (any, error) {
-	container, err := containerOf(pod, name)
+	container, err := node.ContainerOf(pod, name)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/pkg/controller/resourceclaim"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 const claimWorkers = 4
@@ -18,7 +20,7 @@ const claimWorkers = 4
 // are gone. --kubeconfig says where the API server is.
 func controllers(args []string) error {
 	go func() {
-		untilInputEnds()
+		node.UntilInputEnds()
 		os.Exit(0)
 	}()
 	flags := flag.NewFlagSet("controllers", flag.ContinueOnError)
@@ -39,7 +41,7 @@ func controllers(args []string) error {
 
 func startClaimController(ctx context.Context, kubeconfig string) error {
 	// A claim of each pod takes several requests, and the tests wait for them.
-	client, err := clientOf(kubeconfig, 200, 400)
+	client, err := node.ClientOf(kubeconfig, 200, 400)
 	if err != nil {
 		return err
 	}

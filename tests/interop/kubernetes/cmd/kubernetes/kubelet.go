@@ -25,6 +25,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 // statusPeriod is that of the node's status, which a kubelet brings up to date less often.
@@ -34,7 +36,7 @@ const statusPeriod = 200 * time.Millisecond
 type managers struct {
 	client  kubernetes.Interface
 	node    string
-	pods    *nodePods
+	pods    *node.Pods
 	claims  *dra.Manager
 	devices *devicemanager.ManagerImpl
 	// admission is held while devices are allocated to a pod.
@@ -47,25 +49,25 @@ func kubelet(args []string) error {
 	flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
 	root := flags.String("root", "/var/lib/kubelet", "directory of the kubelet")
 	kubeconfig := flags.String("kubeconfig", "", "file that says where the API server is")
-	node := flags.String("node", "", "name of the node")
+	nodeName := flags.String("node", "", "name of the node")
 	klog.InitFlags(flags)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	// The rates are those of a kubelet.
-	client, err := clientOf(*kubeconfig, 50, 100)
+	client, err := node.ClientOf(*kubeconfig, 50, 100)
 	if err != nil {
 		return err
 	}
-	kubelet := &managers{client: client, node: *node}
+	kubelet := &managers{client: client, node: *nodeName}
 	if err := kubelet.start(context.Background(), *root); err != nil {
 		return err
 	}
-	emit(map[string]any{"event": "started"})
-	return eachLine(func(line []byte) {
+	node.Emit(map[string]any{"event": "started"})
+	return node.EachLine(func(line []byte) {
 		var asked command
 		if err := json.Unmarshal(line, &asked); err != nil {
-			emit(map[string]any{"event": "answer", "error": err.Error()})
+			node.Emit(map[string]any{"event": "answer", "error": err.Error()})
 			return
 		}
 		go kubelet.answer(context.Background(), asked)
@@ -78,7 +80,7 @@ func (k *managers) start(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	k.pods = watchPods(ctx, k.client, k.node)
+	k.pods = node.WatchPods(ctx, k.client, k.node)
 	logger := klog.FromContext(ctx)
 	var err error
 	if k.claims, err = dra.NewManager(logger, k.client, root); err != nil {
@@ -111,7 +113,7 @@ func (k *managers) start(ctx context.Context, root string) error {
 // reportHealth says of which pods a device changed its health.
 func reportHealth(updates <-chan resourceupdates.Update) {
 	for update := range updates {
-		emit(map[string]any{"event": "health", "pods": update.PodUIDs})
+		node.Emit(map[string]any{"event": "health", "pods": update.PodUIDs})
 	}
 }
 
@@ -138,6 +140,6 @@ func (k *managers) updateNode(ctx context.Context) {
 			continue
 		}
 		written = status
-		emit(map[string]any{"event": "capacity", "capacity": status.Capacity, "allocatable": status.Allocatable})
+		node.Emit(map[string]any{"event": "capacity", "capacity": status.Capacity, "allocatable": status.Allocatable})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager/cache"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 // reported is a plugin handler whose calls are events.
@@ -18,11 +20,11 @@ func (r reported) RegisterPlugin(name, endpoint string, versions []string, timeo
 	if err != nil {
 		event["event"], event["error"] = "refused", err.Error()
 	}
-	emit(event)
+	node.Emit(event)
 	return err
 }
 
 func (r reported) DeRegisterPlugin(name, endpoint string) {
 	r.PluginHandler.DeRegisterPlugin(name, endpoint)
-	emit(map[string]any{"event": "deregistered", "kind": r.kind, "name": name, "endpoint": endpoint})
+	node.Emit(map[string]any{"event": "deregistered", "kind": r.kind, "name": name, "endpoint": endpoint})
 }

@@ -11,6 +11,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
+
+	"nodedock/interop/kubernetes/internal/node"
 )
 
 // resourcesOfPods joins the managers to what the pod-resources API asks for. There are no managers of processors and memory.
@@ -19,7 +21,7 @@ type resourcesOfPods struct {
 	claims  *dra.Manager
 }
 
-func servePodResources(ctx context.Context, socket string, pods *nodePods, resources resourcesOfPods) error {
+func servePodResources(ctx context.Context, socket string, pods *node.Pods, resources resourcesOfPods) error {
 	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) {
 		return err
 	}

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"context"
@@ -17,29 +17,29 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// nodePods are the pods that are bound to the node. It is a kubelet's source of pods too.
-type nodePods struct {
+// Pods are the pods that are bound to the node. It is a kubelet's source of pods too.
+type Pods struct {
 	informer cache.SharedIndexInformer
 	lister   corelisters.PodLister
 	// known are all pods that a command was about: a kubelet unprepares a pod that was deleted by force too.
 	known sync.Map
 }
 
-func watchPods(ctx context.Context, client kubernetes.Interface, node string) *nodePods {
+func WatchPods(ctx context.Context, client kubernetes.Interface, node string) *Pods {
 	ofNode := func(options *metav1.ListOptions) {
 		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(ofNode))
-	pods := &nodePods{informer: factory.Core().V1().Pods().Informer(), lister: factory.Core().V1().Pods().Lister()}
+	pods := &Pods{informer: factory.Core().V1().Pods().Informer(), lister: factory.Core().V1().Pods().Lister()}
 	factory.Start(ctx.Done())
 	return pods
 }
 
-func (p *nodePods) AddSource(string) {}
+func (p *Pods) AddSource(string) {}
 
-func (p *nodePods) AllReady() bool { return p.informer.HasSynced() }
+func (p *Pods) AllReady() bool { return p.informer.HasSynced() }
 
-func (p *nodePods) GetPods() []*v1.Pod {
+func (p *Pods) GetPods() []*v1.Pod {
 	var pods []*v1.Pod
 	for _, object := range p.informer.GetStore().List() {
 		pods = append(pods, object.(*v1.Pod))
@@ -47,7 +47,7 @@ func (p *nodePods) GetPods() []*v1.Pod {
 	return pods
 }
 
-func (p *nodePods) GetActivePods() []*v1.Pod {
+func (p *Pods) GetActivePods() []*v1.Pod {
 	var active []*v1.Pod
 	for _, pod := range p.GetPods() {
 		if !podutil.IsPodTerminal(pod) {
@@ -57,13 +57,13 @@ func (p *nodePods) GetActivePods() []*v1.Pod {
 	return active
 }
 
-func (p *nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+func (p *Pods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 	pod, err := p.lister.Pods(namespace).Get(name)
 	return pod, err == nil
 }
 
-// whenBound returns a pod when it is bound to this node.
-func (p *nodePods) whenBound(ctx context.Context, namespace, name string) (*v1.Pod, error) {
+// WhenBound returns a pod when it is bound to this node.
+func (p *Pods) WhenBound(ctx context.Context, namespace, name string) (*v1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
@@ -82,7 +82,7 @@ func (p *nodePods) whenBound(ctx context.Context, namespace, name string) (*v1.P
 	}
 }
 
-func containerOf(pod *v1.Pod, name string) (*v1.Container, error) {
+func ContainerOf(pod *v1.Pod, name string) (*v1.Container, error) {
 	for i := range pod.Spec.Containers {
 		if pod.Spec.Containers[i].Name == name {
 			return &pod.Spec.Containers[i], nil

@@ -1,4 +1,5 @@
-package main
+// Package node has what the programs about a node of Kubernetes share: lines of JSON, the pods of the node, a client of the API server.
+package node
 
 import (
 	"bufio"
@@ -10,8 +11,8 @@ import (
 
 var printing sync.Mutex
 
-// emit prints an event as a line of JSON.
-func emit(event map[string]any) {
+// Emit prints an event as a line of JSON.
+func Emit(event map[string]any) {
 	line, err := json.Marshal(event)
 	if err != nil {
 		line, _ = json.Marshal(map[string]any{"event": "unprintable", "error": err.Error()})
@@ -21,13 +22,13 @@ func emit(event map[string]any) {
 	os.Stdout.Write(append(line, '\n'))
 }
 
-// untilInputEnds returns when the process that holds the other end of the standard input has ended.
-func untilInputEnds() {
+// UntilInputEnds returns when the process that holds the other end of the standard input has ended.
+func UntilInputEnds() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// eachLine calls handle with each line of the standard input, to its end.
-func eachLine(handle func([]byte)) error {
+// EachLine calls handle with each line of the standard input, to its end.
+func EachLine(handle func([]byte)) error {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		handle(append([]byte(nil), lines.Bytes()...))
