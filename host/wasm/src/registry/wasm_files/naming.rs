@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{Next, Refusal, Worker};
 use nodedock_core::registry::names::{BindError, NameRefusal, NameReservation};
-use nodedock_model::{DriverName, LeftOut};
+use nodedock_model::DriverName;
 
 impl Worker {
     /// Reserves the name that the file describes.
