@@ -22,7 +22,7 @@ use nodedock_model::limit;
 const EVENTS_WAITING_MAX: usize = 4096;
 /// Delay that groups events, since one command often creates several files.
 const GATHER: Duration = Duration::from_millis(10);
-/// Interval of lists without a watch.
+/// Interval of lists without a watch, as of a directory that is not there yet.
 const POLL_PERIOD: Duration = Duration::from_secs(2);
 
 /// The state of a directory, and the interpretation of its entries.
@@ -155,7 +155,8 @@ impl Watches {
             let inode = std::fs::metadata(&watched.directory)
                 .ok()
                 .map(|found| (found.dev(), found.ino()));
-            if watched.inode.is_some() && watched.inode == inode {
+            let was_watched = watched.inode.is_some();
+            if was_watched && watched.inode == inode {
                 continue;
             }
             is_gap = true;
@@ -164,7 +165,9 @@ impl Watches {
             watched.inode = inode.filter(|_| outcome.is_ok());
             match outcome {
                 Ok(()) => watched.complained = false,
-                // The directory does not exist, or the user's watches are used up (fs.inotify).
+                // No fault: a program may make it later, or never.
+                Err(error) if !was_watched && !watched.complained && is_absent(&error) => {}
+                // The directory is gone, or the user's watches are used up (fs.inotify).
                 Err(error) if !std::mem::replace(&mut watched.complained, true) => {
                     let directory = watched.directory.display().to_string();
                     tracing::warn!(
@@ -202,6 +205,15 @@ impl Watches {
         } else {
             POLL_PERIOD
         }
+    }
+}
+
+/// Returns whether there is nothing at the path that was to be watched.
+fn is_absent(error: &notify::Error) -> bool {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => true,
+        notify::ErrorKind::Io(error) => error.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
     }
 }
 
@@ -273,6 +285,25 @@ mod tests {
                 std::fs::write(&path, "x").unwrap();
             }
         }
+    }
+
+    /// Each start on a fresh machine warned of directories that no program had made yet.
+    #[tokio::test]
+    async fn absent_directory_is_no_fault() {
+        let home = tempfile::tempdir().unwrap();
+        let absent = home.path().join("absent");
+        let (raw, _arrivals) = mpsc::channel(1);
+        let paths = [absent.clone()].into_iter();
+        let mut watches = Watches::new(paths, RecursiveMode::NonRecursive, raw);
+        assert!(watches.renew() && watches.renew());
+        assert!(!watches.directories[0].complained);
+        assert_eq!(watches.period(), POLL_PERIOD);
+        std::fs::create_dir(&absent).unwrap();
+        assert!(watches.renew() && !watches.renew());
+        assert_eq!(watches.period(), limit::RELIST_PERIOD);
+        // One that was there and is gone is reported.
+        std::fs::remove_dir(&absent).unwrap();
+        assert!(watches.renew() && watches.directories[0].complained);
     }
 
     #[test]
