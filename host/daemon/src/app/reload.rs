@@ -1,5 +1,5 @@
-//! Reads the config file again while the daemon runs: the trust in drivers, which of them are recorded, rules of adapters, and what is
-//! added to devices in slices take effect at once; other changes set a condition.
+//! Reads the config file again while the daemon runs: the trust in drivers, which of them are recorded, driver images, rules of adapters, and
+//! what is added to devices in slices take effect at once; other changes set a condition.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -11,9 +11,11 @@ use crate::config::{ConfigError, ConfigFile};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_core::adapters::Adapters;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::recording::Recordings;
 use nodedock_kube::slices::SliceSettings;
 use nodedock_model::{ObjectName, Problem, ProblemCode, limit};
+use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust::Trust;
 
 pub(super) struct Reload {
@@ -31,6 +33,30 @@ pub(super) struct LiveSettings {
     pub(super) adapters: Option<Adapters>,
     /// What is added to devices, and the name of this Kubernetes node; `None`: it is none.
     pub(super) slices: Option<(watch::Sender<SliceSettings>, ObjectName)>,
+    pub(super) images: LiveImages,
+}
+
+/// The driver images that the config names, and the hardware, of which no container gets their directories.
+pub(super) struct LiveImages {
+    pub(super) images: watch::Sender<Vec<DriverImage>>,
+    pub(super) hardware: Hardware,
+}
+
+impl LiveImages {
+    /// Replaces the images. A driver whose image is not named any more ends as one whose file is removed.
+    fn replace(&self, now: Vec<DriverImage>) {
+        // Those of images that are not named any more stay: containers may not get them while claims of such a driver are prepared.
+        let directories = now.iter().map(|image| image.directory.clone());
+        self.hardware.add_own_directories(directories);
+        let is_changed = self.images.send_if_modified(|images| {
+            let is_changed = *images != now;
+            *images = now;
+            is_changed
+        });
+        if is_changed {
+            tracing::info!("the driver images changed");
+        }
+    }
 }
 
 impl Reload {
@@ -93,6 +119,7 @@ impl Reload {
                 tracing::info!("what is added to devices in slices changed");
             }
         }
+        self.live.images.replace(file.images(&self.path));
         let mode = file.policy.mode().as_str();
         if self.live.trust.replace(file.policy) {
             tracing::info!(mode, "the trust in driver files changed");
@@ -152,6 +179,10 @@ mod tests {
                 recordings: Recordings::default(),
                 adapters: None,
                 slices: None,
+                images: LiveImages {
+                    images: watch::Sender::default(),
+                    hardware: Hardware::of_node(),
+                },
             },
             started,
             conditions,
@@ -171,12 +202,17 @@ mod tests {
         let recordings = Recordings::start(&rings, [], 1 << 16).unwrap();
         let recorder = recordings.recorder("gpu.example.com");
         let mut reload = reload(&path, conditions.clone());
+        let images = reload.live.images.images.subscribe();
+        let hardware = reload.live.images.hardware.clone();
         reload.live.recordings = recordings;
         reload.live.slices = Some((slices, ObjectName::new("node-1").unwrap()));
-        let text = "recording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 60, bindingConditions: [{driver: gpu.example.com, pool: node-1/p}]}\n";
+        let text = "driverImages: [{name: gpu, directory: /opt/gpu}]\nrecording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 60, bindingConditions: [{driver: gpu.example.com, pool: node-1/p}]}\n";
         write(text);
         reload.apply(ConfigFile::read(&path)).await;
         assert!(recorder.is_on());
+        let image = images.borrow()[0].clone();
+        assert_eq!((image.name.as_str(), image.side_files.as_path()), ("gpu", directory.path()));
+        assert_eq!(*hardware.own_directories(), [PathBuf::from("/opt/gpu")]);
         let now = settings.borrow_and_update().clone();
         assert_eq!(now.evict_after, Some(Duration::from_secs(60)));
         let pool = now.binding[0].pool.as_ref().unwrap();
@@ -189,9 +225,11 @@ mod tests {
         write("recordings: {}\n");
         reload.apply(ConfigFile::read(&path)).await;
         assert!(recorder.is_on() && !settings.has_changed().unwrap());
+        assert_eq!(images.borrow().len(), 1);
         write("kubernetes: {requestBurst: 5}\n");
         reload.apply(ConfigFile::read(&path)).await;
         assert!(!recorder.is_on() && settings.borrow().evict_after.is_none());
+        assert!(images.borrow().is_empty());
         let condition = conditions.list().remove(0);
         assert_eq!(condition.problem.code, "config-needs-restart");
         assert!(condition.problem.message.starts_with("kubernetes changed"));
