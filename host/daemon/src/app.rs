@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::FutureExt;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -75,7 +76,7 @@ use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
-use self::adapters::AdapterFiles;
+use self::adapters::{AdapterFiles, ApplyAdapters};
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
 use self::local::LocalApi;
 use self::reload::{LiveImages, LiveSettings, Reload};
@@ -542,11 +543,18 @@ impl Built {
             images.subscribe(),
             &paths.plugins_registry,
         ));
-        self.adapter_files.watch(drivers);
+        let adapters = watch::Sender::new(config.drivers.adapters.clone());
+        let applying = (manager.clone(), intake.clone());
+        let apply: ApplyAdapters = Box::new(move |entries| {
+            let (manager, tasks) = applying.clone();
+            async move { manager.apply_adapters(entries, &tasks).await }.boxed()
+        });
+        self.adapter_files
+            .watch(adapters.subscribe(), apply, drivers);
         let live = LiveSettings {
             trust: self.wasm.trust.clone(),
             recordings: recordings.clone(),
-            adapters: manager.adapters.clone(),
+            adapters,
             slices: slice_settings,
             images: LiveImages {
                 images: images.clone(),
@@ -798,12 +806,7 @@ fn watch_drivers(
         kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel),
     );
     tasks.spawn("wasm-files", wasm.run(events));
-    let watch = file_watch::watch(
-        directory.to_owned(),
-        images,
-        tasks.clone(),
-        sender,
-    );
+    let watch = file_watch::watch(directory.to_owned(), images, tasks.clone(), sender);
     tasks.spawn("driver-directory", watch);
 }
 

@@ -164,10 +164,6 @@ impl ConfigFile {
                 "recording.maxBytes",
                 self.recording.max_bytes != started.recording.max_bytes,
             ),
-            (
-                "devicePluginAdapters",
-                self.device_plugin_adapters != started.device_plugin_adapters,
-            ),
             ("cdiDriver", self.cdi_driver != started.cdi_driver),
         ];
         differs
