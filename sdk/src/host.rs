@@ -68,7 +68,7 @@ impl Host {
     }
 }
 
-/// Writes lines to the host's log, under the driver's name. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
+/// Writes lines to the host's log, under the driver's name. The host shortens a line of more than 4 KiB in its middle, and drops lines beyond the driver's rate.
 ///
 /// ```
 /// use nodedock_sdk::testing::FakeHost;

@@ -443,7 +443,8 @@ impl Commit {
             }
         }
         if let Err(error) = &stored {
-            tracing::error!(
+            // Each writer gets the error, and the storage reports that it takes no writes.
+            tracing::debug!(
                 error = error as &dyn std::error::Error,
                 writes = ends.len(),
                 "cannot store objects"

@@ -93,6 +93,7 @@ impl Paths {
             &self.kept_drivers,
             &self.recordings,
             &self.claims,
+            &self.device_classes,
             &self.cache,
         ];
         state

@@ -5,19 +5,14 @@ pub use nodedock_model::rule::is_unprintable;
 /// Returns the text with spaces for unprintable characters, truncated to a number of bytes.
 pub fn printable(text: &str, bytes_max: usize) -> String {
     let mut clean = String::new();
-    push(&mut clean, text, bytes_max);
-    clean
-}
-
-/// Appends such text, within a bound of the whole.
-pub fn push(line: &mut String, text: &str, bytes_max: usize) {
     for c in text.chars() {
         let c = if is_unprintable(c) { ' ' } else { c };
-        if line.len() + c.len_utf8() > bytes_max {
-            return;
+        if clean.len() + c.len_utf8() > bytes_max {
+            break;
         }
-        line.push(c);
+        clean.push(c);
     }
+    clean
 }
 
 /// Truncates to a number of bytes at a character boundary.
@@ -64,9 +59,6 @@ mod tests {
             "a  b [31m   c"
         );
         assert_eq!(printable("ééé", 5), "éé");
-        let mut line = "x=".to_owned();
-        push(&mut line, "1234", 4);
-        assert_eq!(line, "x=12");
     }
 
     #[test]

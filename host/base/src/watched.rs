@@ -22,7 +22,7 @@ use nodedock_model::limit;
 const EVENTS_WAITING_MAX: usize = 4096;
 /// Delay that groups events, since one command often creates several files.
 const GATHER: Duration = Duration::from_millis(10);
-/// Interval of lists without a watch.
+/// Interval of lists without a watch, as of a directory that is not there yet.
 const POLL_PERIOD: Duration = Duration::from_secs(2);
 
 /// The state of a directory, and the interpretation of its entries.
@@ -33,9 +33,13 @@ pub trait Directory {
     fn depth(&self) -> RecursiveMode {
         RecursiveMode::NonRecursive
     }
-    /// Returns further directories that a list reads; each is watched as well.
+    /// Returns further directories that a list reads; each is watched as well. They may be others before each list.
     fn others(&self) -> Vec<PathBuf> {
         Vec::new()
+    }
+    /// Resolves when the directory must be listed for another reason than an event. Cancel safe.
+    fn outdated(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
     }
     /// Records what an event shows and a list does not.
     fn note(&mut self, _event: &notify::Event) {}
@@ -52,11 +56,11 @@ pub trait Directory {
 /// Watches a directory until the tasks stop. The first list is reported like later changes.
 pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
     let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
-    let paths = std::iter::once(directory.path().to_owned()).chain(directory.others());
-    let mut watches = Watches::new(paths, directory.depth(), raw);
+    let mut watches = Watches::new(directory.depth(), raw);
     let stopped = tasks.stopped();
     tokio::pin!(stopped);
     loop {
+        watches.set(std::iter::once(directory.path().to_owned()).chain(directory.others()));
         if watches.renew() {
             directory.note_gap();
         }
@@ -81,6 +85,8 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
                     directory.note(&event);
                 }
             }
+            // Safe to drop: the next look finds what has changed.
+            () = directory.outdated() => {}
             () = tokio::time::sleep_until(wake) => {}
         }
     }
@@ -123,27 +129,34 @@ struct Watched {
 }
 
 impl Watches {
-    fn new(
-        directories: impl Iterator<Item = PathBuf>,
-        depth: RecursiveMode,
-        raw: mpsc::Sender<notify::Event>,
-    ) -> Self {
-        let directories: BTreeSet<PathBuf> = directories.collect();
-        let directories = directories
-            .into_iter()
-            .map(|directory| Watched {
-                directory,
-                inode: None,
-                complained: false,
-            })
-            .collect();
+    fn new(depth: RecursiveMode, raw: mpsc::Sender<notify::Event>) -> Self {
         Self {
-            directories,
+            directories: Vec::new(),
             depth,
             raw,
             watcher: None,
             lost: Arc::default(),
         }
+    }
+
+    /// Sets the directories to watch. What is watched already stays so; `renew` watches the others.
+    fn set(&mut self, directories: impl Iterator<Item = PathBuf>) {
+        let mut wanted: BTreeSet<PathBuf> = directories.collect();
+        let watcher = &mut self.watcher;
+        self.directories.retain(|watched| {
+            let is_kept = wanted.remove(&watched.directory);
+            if let (false, Some(watcher)) = (is_kept, watcher.as_mut()) {
+                // no error: one that is not there was not watched
+                let _ = watcher.unwatch(&watched.directory);
+            }
+            is_kept
+        });
+        self.directories
+            .extend(wanted.into_iter().map(|directory| Watched {
+                directory,
+                inode: None,
+                complained: false,
+            }));
     }
 
     /// Watches what is not watched or was replaced. Returns whether earlier events may be lost.
@@ -155,7 +168,8 @@ impl Watches {
             let inode = std::fs::metadata(&watched.directory)
                 .ok()
                 .map(|found| (found.dev(), found.ino()));
-            if watched.inode.is_some() && watched.inode == inode {
+            let was_watched = watched.inode.is_some();
+            if was_watched && watched.inode == inode {
                 continue;
             }
             is_gap = true;
@@ -164,7 +178,9 @@ impl Watches {
             watched.inode = inode.filter(|_| outcome.is_ok());
             match outcome {
                 Ok(()) => watched.complained = false,
-                // The directory does not exist, or the user's watches are used up (fs.inotify).
+                // No fault: a program may make it later, or never.
+                Err(error) if !was_watched && !watched.complained && is_absent(&error) => {}
+                // The directory is gone, or the user's watches are used up (fs.inotify).
                 Err(error) if !std::mem::replace(&mut watched.complained, true) => {
                     let directory = watched.directory.display().to_string();
                     tracing::warn!(
@@ -202,6 +218,15 @@ impl Watches {
         } else {
             POLL_PERIOD
         }
+    }
+}
+
+/// Returns whether there is nothing at the path that was to be watched.
+fn is_absent(error: &notify::Error) -> bool {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => true,
+        notify::ErrorKind::Io(error) => error.kind() == std::io::ErrorKind::NotFound,
+        _ => false,
     }
 }
 
@@ -248,8 +273,8 @@ mod tests {
         std::fs::create_dir(&one).unwrap();
         std::fs::create_dir(&other).unwrap();
         let (raw, mut arrivals) = mpsc::channel(1);
-        let paths = [one.clone(), other.clone(), one.clone()].into_iter();
-        let mut watches = Watches::new(paths, RecursiveMode::NonRecursive, raw);
+        let mut watches = Watches::new(RecursiveMode::NonRecursive, raw);
+        watches.set([one.clone(), other.clone(), one.clone()].into_iter());
         assert!(watches.renew() && !watches.renew());
         assert_eq!(watches.period(), limit::RELIST_PERIOD);
         // Create, write and close are three events.
@@ -273,6 +298,45 @@ mod tests {
                 std::fs::write(&path, "x").unwrap();
             }
         }
+        // What is set again is watched as before, and the other no longer.
+        let third = home.path().join("third");
+        std::fs::create_dir(&third).unwrap();
+        watches.set([one.clone(), third.clone()].into_iter());
+        assert!(watches.renew());
+        let watched = watches.directories.iter();
+        let watched: Vec<_> = watched.map(|watched| &watched.directory).collect();
+        assert_eq!(watched, [&one, &third]);
+        std::fs::write(other.join("c"), "x").unwrap();
+        for path in [one.join("c"), third.join("c")] {
+            std::fs::write(&path, "x").unwrap();
+            loop {
+                let event = arrivals.recv().await.unwrap();
+                assert!(!event.paths.contains(&other.join("c")), "{event:?}");
+                if event.paths.contains(&path) {
+                    break;
+                }
+                std::fs::write(&path, "x").unwrap();
+            }
+        }
+    }
+
+    /// Each start on a fresh machine warned of directories that no program had made yet.
+    #[tokio::test]
+    async fn absent_directory_is_no_fault() {
+        let home = tempfile::tempdir().unwrap();
+        let absent = home.path().join("absent");
+        let (raw, _arrivals) = mpsc::channel(1);
+        let mut watches = Watches::new(RecursiveMode::NonRecursive, raw);
+        watches.set([absent.clone()].into_iter());
+        assert!(watches.renew() && watches.renew());
+        assert!(!watches.directories[0].complained);
+        assert_eq!(watches.period(), POLL_PERIOD);
+        std::fs::create_dir(&absent).unwrap();
+        assert!(watches.renew() && !watches.renew());
+        assert_eq!(watches.period(), limit::RELIST_PERIOD);
+        // One that was there and is gone is reported.
+        std::fs::remove_dir(&absent).unwrap();
+        assert!(watches.renew() && watches.directories[0].complained);
     }
 
     #[test]

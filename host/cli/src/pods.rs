@@ -293,10 +293,11 @@ fn read(given: &[PathBuf], namespace: &str) -> Result<Objects> {
 async fn from_local_api(location: &Location, namespace: &str, name: &str) -> Result<Objects> {
     let client = local_api::connect(location).await?;
     let pod = timeout(TEMPLATES_TIMEOUT, client.pod_with_claims(namespace, name)).await;
-    let pod = pod.with_context(|| {
-        format!("claims of pod {namespace}/{name} are not made from their templates: are the templates there?")
-    })??;
-    let Some(pod) = pod else {
+    let Ok(pod) = pod else {
+        let without = client.claims_without_template(namespace, name).await?;
+        bail!(not_made(namespace, name, &without));
+    };
+    let Some(pod) = pod? else {
         bail!(
             "there is no pod {namespace}/{name} in the local API: make it with `nodedock claim create -f`, or compose one with --device or --claim"
         );
@@ -306,6 +307,23 @@ async fn from_local_api(location: &Location, namespace: &str, name: &str) -> Res
         pods,
         ..Objects::default()
     })
+}
+
+/// Why a pod of the local API has no claims yet. `without`: its claims whose template is not there, each with the template.
+fn not_made(namespace: &str, pod: &str, without: &[(String, String)]) -> String {
+    let Some((claim, template)) = without.first() else {
+        return format!(
+            "claims of pod {namespace}/{pod} were not made from their templates in {} s: run the command again",
+            TEMPLATES_TIMEOUT.as_secs()
+        );
+    };
+    let more = match without.len() - 1 {
+        0 => String::new(),
+        more => format!(" ({more} more claims of the pod have none either)"),
+    };
+    format!(
+        "claim {claim} of pod {namespace}/{pod} cannot be made: there is no ResourceClaimTemplate {namespace}/{template}{more}; make it with `nodedock claim create -f`, and run the command again"
+    )
 }
 
 /// Returns the UID of a pod of which only the name is known: the same for each command.

@@ -8,9 +8,12 @@
 //!
 //! # Life of an adapter
 //!
-//! `waiting` (the plugin has not listed, or the kubelet's pods are not known) → `serving`. The driver is in the registry from the start, so its
-//! claims can be unprepared; its inventory comes with the first list. A plugin that is gone leaves unhealthy devices, and after a grace
+//! `waiting` (the plugin has not listed, or it is not known which devices pods have by its own IDs) → `serving`. The driver is in the registry from the
+//! begin, so its claims can be unprepared; its inventory comes with the first list. A plugin that is gone leaves unhealthy devices, and after a grace
 //! period none.
+//!
+//! Adapters follow the files. A new one adopts the plugin that is connected. One without a file acts as a disabled one, and ends at a start at which
+//! its devices are free.
 //!
 //! Devices that pods have by the plugin's own IDs, of the node API or of a kubelet, from the time before the adapter, are not in the
 //! inventory until they are free. Those of a kubelet are read once, after the plugin was withdrawn from it; a record has them
@@ -20,11 +23,16 @@ mod adapted;
 mod claims;
 mod material;
 mod merge;
+mod plan;
 mod publication;
 
 fn unknown(driver: &str) -> Problem {
     let message = format!("there is no adapter of the driver {driver:?}");
     Problem::not_found(ProblemCode::AdapterUnknown, message)
+}
+
+fn not_listed(resource: &ExtendedResource) -> String {
+    format!("the device plugin of {resource} has registered, and has not listed its devices yet")
 }
 
 #[cfg(test)]
@@ -40,7 +48,8 @@ use tokio::time::Instant;
 
 use self::adapted::{Adapted, KnownAdapter};
 use self::material::Material;
-use self::merge::merged;
+use self::merge::{Merged, Moment, RECORD, merged};
+use self::plan::Plan;
 use self::publication::Publication;
 use crate::checkpoint::{CommitError, StoredRecords};
 use crate::driver::DeviceDriver;
@@ -54,12 +63,32 @@ use nodedock_base::failpoint::{self, Point};
 use nodedock_base::signal::{Listener, Signal};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, PluginDevice, PoolName,
-    Problem, ProblemCode,
+    Adapter, AdapterRecord, ClaimRecord, DriverKind, DriverName, ExtendedResource, PluginDevice,
+    PoolName, Problem, ProblemCode,
 };
 
 /// IDs of devices that pods have, by resource.
 pub type Taken = BTreeMap<ExtendedResource, BTreeSet<String>>;
+
+/// Drivers that have claims, each with the kind that prepared them, if that is known.
+pub type Claimed = BTreeMap<DriverName, Option<DriverKind>>;
+
+/// Returns the drivers of claims.
+pub fn claimed<'a>(claims: impl Iterator<Item = &'a ClaimRecord>) -> Claimed {
+    let mut claimed = Claimed::new();
+    for (driver, part) in claims.flat_map(|claim| &claim.drivers) {
+        // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
+        let by = part
+            .by
+            .as_ref()
+            .filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
+        let known = claimed.entry(driver.clone()).or_default();
+        if *known != Some(DriverKind::Adapter) {
+            *known = by.map(|by| by.kind).or(*known);
+        }
+    }
+    claimed
+}
 
 /// An adapter, and where it was written: `the config`, or a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,10 +164,24 @@ impl Adapters {
         entries: AdapterEntries,
         stored: StoredRecords<ExtendedResource, AdapterRecord>,
         mut taken: Taken,
-        claimed: &BTreeMap<DriverName, Option<DriverKind>>,
+        claimed: &Claimed,
     ) -> Self {
-        let mut adapted = merged(&parts, entries, stored.records().clone(), claimed);
+        let moment = Moment {
+            has_kubelet: parts.has_kubelet,
+            is_start: true,
+        };
+        let Merged {
+            mut adapted,
+            conflicts,
+        } = merged(moment, entries, stored.records().clone(), claimed);
+        for (source, problem) in conflicts {
+            parts.conditions.set(&source, problem);
+        }
         for (resource, adapted) in &mut adapted {
+            if adapted.source == RECORD {
+                let (driver, is_unread) = (&adapted.adapter.driver, !adapted.is_removed);
+                tracing::warn!(%resource, %driver, is_unread, "an adapter is in no file that counts");
+            }
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
         let mut state = AdapterTable {
@@ -174,10 +217,14 @@ impl Adapters {
     /// Starts the tasks that publish devices, one for each adapter: what one reads below `/sys` may hang.
     pub fn start(&self, tasks: &Tasks) {
         for resource in self.resources() {
-            let publication = Publication::new(self.clone(), self.0.parts.clone(), resource);
-            // What is not published is published after the next start.
-            tasks.spawn_until_stopped("adapter", publication.run());
+            self.start_one(resource, tasks);
         }
+    }
+
+    fn start_one(&self, resource: ExtendedResource, tasks: &Tasks) {
+        let publication = Publication::new(self.clone(), self.0.parts.clone(), resource);
+        // What is not published is published after the next start.
+        tasks.spawn_until_stopped("adapter", publication.run());
     }
 
     fn state(&self) -> MutexGuard<'_, AdapterTable> {
@@ -229,13 +276,42 @@ impl Adapters {
             .left
             .as_ref()
             .map_or_else(Instant::now, |(since, _)| *since);
-        let why = format!(
-            "the device plugin of {resource} has registered, and has not listed its devices yet"
-        );
-        adapted.set_left(Some((since, why)));
+        adapted.set_left(Some((since, not_listed(resource))));
         drop(state);
         self.changed();
         Some(generation)
+    }
+
+    /// Takes a plugin that registered before its resource had an adapter, with its list, if there was one. Its registration stays the same.
+    pub(crate) fn adopt(
+        &self,
+        resource: &ExtendedResource,
+        generation: u64,
+        plugin: Arc<dyn DeviceDriver>,
+        listed: Option<BTreeMap<String, PluginDevice>>,
+    ) {
+        let mut state = self.state();
+        state.generations = state.generations.max(generation);
+        let Some(adapted) = state.adapted.get_mut(resource) else {
+            return;
+        };
+        adapted.plugin = Some((generation, plugin));
+        let left = match &listed {
+            Some(_) => None,
+            None => Some((Instant::now(), not_listed(resource))),
+        };
+        adapted.listed = listed;
+        adapted.set_left(left);
+        drop(state);
+        self.changed();
+    }
+
+    /// Returns whether a plugin has this registration.
+    pub(crate) fn has_registration(&self, resource: &ExtendedResource, generation: u64) -> bool {
+        let state = self.state();
+        let adapted = state.adapted.get(resource);
+        let plugin = adapted.and_then(|adapted| adapted.plugin.as_ref());
+        plugin.is_some_and(|(known, _)| *known == generation)
     }
 
     /// Sets a plugin's list: devices by their IDs. False: the registration was replaced.
@@ -434,7 +510,7 @@ impl Adapters {
         let (resource, is_removed) = known.ok_or_else(|| unknown(driver))?;
         if is_removed && enabled {
             let message = format!(
-                "the adapter of the driver {driver} is in no file any more: write it again, and restart the daemon"
+                "the adapter of the driver {driver} is in no file any more: write it again"
             );
             return Err(Problem::invalid(ProblemCode::AdapterUnknown, message));
         }
@@ -451,31 +527,110 @@ impl Adapters {
         view.ok_or_else(|| unknown(driver))
     }
 
-    /// Takes an adapter that was written again: its rules and paths, and whether it is enabled. False: it is not the adapter of that source
-    /// since the start, or it names another driver or pool, which only a start changes.
-    pub async fn update(&self, source: &str, adapter: Adapter) -> Result<bool, Problem> {
-        let resource = adapter.resource.clone();
-        let is_same = |known: &Adapted| {
-            let names = (&known.adapter.driver, &known.adapter.pool);
-            known.source == source && !known.is_removed && names == (&adapter.driver, &adapter.pool)
+    /// Takes all adapters as they are written now: new ones, and changed rules, paths and `enabled`. One that is in no file any more acts as a
+    /// disabled one, until it is written again. Starts the tasks of new ones, whose devices are published once they are settled
+    /// ([`Self::settle`]). Returns the sources of those that name another driver or pool for their resource, which only a start changes.
+    ///
+    /// # Errors
+    ///
+    /// The checkpoint takes no writes now. Nothing has changed then.
+    pub async fn apply(
+        &self,
+        entries: AdapterEntries,
+        claimed: &Claimed,
+        tasks: &Tasks,
+    ) -> Result<BTreeSet<String>, Problem> {
+        let mut stored = self.0.stored.lock().await;
+        let moment = Moment {
+            has_kubelet: self.0.parts.has_kubelet,
+            is_start: false,
         };
-        if !self.state().adapted.get(&resource).is_some_and(is_same) {
-            return Ok(false);
+        let records = self.state().records();
+        let Merged { adapted, conflicts } = merged(moment, entries, records, claimed);
+        let plan = Plan::new(&self.state().adapted, adapted);
+        if !stored.has(&plan.records) {
+            failpoint::pass(Point::AdapterDecided);
+            stored
+                .save(&plan.records)
+                .await
+                .map_err(|error| error.problem())?;
+            failpoint::pass(Point::AdapterRecorded);
         }
-        let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
-        let (rules, is_enabled) = (adapter.rules.clone(), adapter.enabled);
-        self.change_record(&resource, |record| {
-            (record.paths, record.rules) = (paths, rules);
-            // Slices may have its pool again.
-            record.is_returned &= !record.enabled.unwrap_or(is_enabled);
-        })
-        .await?;
-        if let Some(adapted) = self.state().adapted.get_mut(&resource) {
-            (adapted.adapter, adapted.is_dirty) = (adapter, true);
+        self.set_conflicts(&conflicts);
+        let Plan {
+            records,
+            rewritten,
+            removed,
+            new,
+            renamed,
+        } = plan;
+        let is_changed = !(rewritten.is_empty() && removed.is_empty() && new.is_empty());
+        let begun: Vec<_> = new.keys().cloned().collect();
+        {
+            let mut state = self.state();
+            for (resource, (adapter, source)) in rewritten {
+                tracing::info!(%resource, %source, "adapter read again");
+                if let Some(adapted) = state.adapted.get_mut(&resource) {
+                    (adapted.adapter, adapted.source) = (adapter, source);
+                    (adapted.is_removed, adapted.is_dirty) = (false, true);
+                }
+            }
+            for resource in removed {
+                tracing::warn!(%resource, "an adapter is in no file any more, and acts as a disabled one");
+                if let Some(adapted) = state.adapted.get_mut(&resource) {
+                    (adapted.source, adapted.is_removed) = (RECORD.to_owned(), true);
+                }
+            }
+            for (resource, adapted) in new {
+                tracing::info!(%resource, driver = %adapted.adapter.driver, source = %adapted.source, "adapter added");
+                state.adapted.insert(resource, adapted);
+            }
+            for (resource, record) in records {
+                if let Some(adapted) = state.adapted.get_mut(&resource) {
+                    adapted.record = record;
+                }
+            }
+        }
+        drop(stored);
+        for resource in begun {
+            let (adapters, parts) = (self.clone(), self.0.parts.clone());
+            Publication::new(adapters, parts, resource.clone()).register();
+            self.start_one(resource, tasks);
+        }
+        if is_changed {
+            self.changed();
+        }
+        Ok(renamed)
+    }
+
+    /// Sets the conditions of entries that do not count, by source. Those with the name of a resource are its publication's.
+    fn set_conflicts(&self, conflicts: &BTreeMap<String, Problem>) {
+        let resources = self.resources();
+        let conditions = &self.0.parts.conditions;
+        for (source, problem) in conflicts {
+            conditions.set(source, problem.clone());
+        }
+        conditions.retain(ProblemCode::AdapterConflict, |subject| {
+            let is_resource = resources
+                .iter()
+                .any(|resource| resource.as_str() == subject);
+            is_resource || conflicts.contains_key(subject)
+        });
+    }
+
+    /// Returns the resources of new adapters of which requests may be about to take devices by the plugins' own IDs.
+    pub(crate) fn unsettled(&self) -> Vec<ExtendedResource> {
+        let state = self.state();
+        let unsettled = state.adapted.iter().filter(|(_, of)| !of.is_settled);
+        unsettled.map(|(resource, _)| resource.clone()).collect()
+    }
+
+    /// Takes what pods of the node API have by the plugin's IDs, none of which is taken any more: the devices may be published.
+    pub(crate) fn settle(&self, resource: &ExtendedResource, taken: BTreeSet<String>) {
+        if let Some(adapted) = self.state().adapted.get_mut(resource) {
+            (adapted.taken, adapted.is_settled, adapted.is_dirty) = (taken, true, true);
         }
         self.changed();
-        tracing::info!(%resource, source, "adapter read again");
-        Ok(true)
     }
 
     /// Changes a record, which is durable before it counts.

@@ -14,6 +14,7 @@ mod format;
 pub mod fuzz;
 mod inspect;
 mod monitor;
+mod outage;
 mod record;
 mod status;
 mod stored;

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use crate::device_metadata::CONTAINER_DIR;
 use crate::hardware::Hardware;
@@ -17,10 +18,10 @@ use nodedock_model::{Edits, PreparedClaim, Problem, ProblemCode};
 const OTHERS_MAY_WRITE: u32 = 0o022;
 
 /// The root below which the node has its files, and the daemon's own directories.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct EditSources<'a> {
     root: &'a Path,
-    own: &'a [PathBuf],
+    own: Arc<[PathBuf]>,
 }
 
 /// List of the process' own mounts (proc(5)).
@@ -151,7 +152,7 @@ impl<'a> EditSources<'a> {
                 return refused(format!("{known} is in it"));
             }
         }
-        for own in self.own {
+        for own in &*self.own {
             let Some(own) = found_place(&mounts, own)? else {
                 continue;
             };

@@ -5,8 +5,10 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use nodedock_base::beneath;
@@ -22,8 +24,20 @@ const RESOLVE_WALL: Duration = Duration::from_secs(5);
 pub struct Hardware {
     root: PathBuf,
     is_simulated: bool,
-    own: Vec<PathBuf>,
+    own: OwnDirectories,
 }
+
+/// Directories of the daemon itself. Clones share them.
+#[derive(Debug, Clone, Default)]
+struct OwnDirectories(Arc<RwLock<Arc<[PathBuf]>>>);
+
+impl PartialEq for OwnDirectories {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || *self.0.read() == *other.0.read()
+    }
+}
+
+impl Eq for OwnDirectories {}
 
 /// Kind and numbers of a device node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +53,7 @@ impl Hardware {
         Self {
             root: "/".into(),
             is_simulated: false,
-            own: Vec::new(),
+            own: OwnDirectories::default(),
         }
     }
 
@@ -48,7 +62,7 @@ impl Hardware {
         Self {
             root: root.to_owned(),
             is_simulated: false,
-            own: Vec::new(),
+            own: OwnDirectories::default(),
         }
     }
 
@@ -58,17 +72,28 @@ impl Hardware {
         Self {
             root: root.to_owned(),
             is_simulated: true,
-            own: Vec::new(),
+            own: OwnDirectories::default(),
         }
     }
 
     /// The same with the directories of the daemon itself, of which no container gets anything.
     pub fn with_own_directories(self, own: Vec<PathBuf>) -> Self {
+        let own = OwnDirectories(Arc::new(RwLock::new(own.into())));
         Self { own, ..self }
     }
 
-    pub fn own_directories(&self) -> &[PathBuf] {
-        &self.own
+    /// Adds directories to those of the daemon itself, also of the clones.
+    pub fn add_own_directories(&self, more: impl Iterator<Item = PathBuf>) {
+        let mut own = self.own.0.write();
+        let mut all = own.to_vec();
+        all.extend(more);
+        all.sort();
+        all.dedup();
+        *own = all.into();
+    }
+
+    pub fn own_directories(&self) -> Arc<[PathBuf]> {
+        self.own.0.read().clone()
     }
 
     pub fn is_simulated(&self) -> bool {

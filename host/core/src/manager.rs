@@ -9,6 +9,7 @@
 //! Locks are taken in this order: a pod, the resource whose devices are chosen for it, then claims in the order of their UIDs. A
 //! kubelet's request locks a driver's part of a claim, then the claim, and never a pod. No other lock is held while a driver is called.
 
+mod adapting;
 mod answer;
 pub mod claims;
 pub mod devices;

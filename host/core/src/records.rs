@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use crate::checkpoint::Change;
+use crate::checkpoint::{Change, CommitError};
 use crate::resources::pools::split_id;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
@@ -177,7 +177,12 @@ impl RecordStore {
         undo.restore(&mut self.table());
         // A request that was refused because of the restored claims decides again.
         self.report_freed();
-        tracing::error!(error = chain(&error), "commit to the checkpoint failed");
+        if matches!(error, CommitError::Store(_)) {
+            // The checkpoint reports that it takes no writes, once for all requests.
+            tracing::debug!(error = chain(&error), "commit to the checkpoint failed");
+        } else {
+            tracing::error!(error = chain(&error), "commit to the checkpoint failed");
+        }
         Err(error.problem())
     }
 

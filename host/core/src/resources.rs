@@ -353,6 +353,24 @@ impl Resources {
         leave_at(offers, at, now)
     }
 
+    /// Removes the plugin of a resource, which is an adapter's from now on; the name of the resource stays that of the plugin.
+    pub(crate) fn take_plugin(
+        &mut self,
+        resource: &ExtendedResource,
+        now: Instant,
+    ) -> Option<Offer> {
+        let offers = self.offers.get_mut(resource)?;
+        let at = offers.iter().position(|offer| offer.plugin.is_some())?;
+        if at > 0 {
+            return Some(offers.remove(at));
+        }
+        let remembered = Offer {
+            left: Some(now),
+            ..Offer::new(ResourceSource::Remembered, Listed::default())
+        };
+        Some(std::mem::replace(&mut offers[0], remembered))
+    }
+
     /// Sets all pools that have a resource's name. Returns the resources that changed.
     pub(crate) fn set_pools(
         &mut self,
@@ -460,6 +478,7 @@ fn leave_at(offers: &mut Vec<Offer>, at: usize, now: Instant) -> bool {
 mod tests {
     use super::*;
     use crate::manager::devices::fixtures::{device, devices, driver, resource};
+    use crate::manager::tests::scene::FakePlugin;
 
     const GRACE: Duration = Duration::from_secs(300);
 
@@ -512,6 +531,37 @@ mod tests {
             (source(&resources), resources.removed().collect::<Vec<_>>()),
             (None, vec![&resource("gpu")])
         );
+    }
+
+    /// Another driver could have taken the name before the adapter's pool is there.
+    #[test]
+    fn adopted_plugin_leaves_its_name() {
+        let (mut resources, now) = (Resources::default(), Instant::now());
+        let gpu = resource("gpu");
+        assert!(resources.take_plugin(&gpu, now).is_none());
+        let id = resources.arrive(&gpu, "/a.sock".into(), FakePlugin::new());
+        let listed = Listed::new(devices([device("a", &[])]));
+        assert_eq!(resources.list(&id, listed.clone()), Some(true));
+        resources.set_owners(resources.new_owners());
+        resources.set_adapters(BTreeMap::from([(gpu.clone(), driver("a"))]));
+        let taken = resources.take_plugin(&gpu, now).unwrap();
+        assert!(taken.is_active() && taken.has_listed && taken.devices == listed);
+        assert!(taken.is_generation(id.generation()));
+        assert_eq!(resources.list(&id, listed), None);
+        assert!(!resources.leave(&id, now));
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Remembered, false))
+        );
+        resources.set_pools(pools(&["b"]), now);
+        assert_eq!(
+            source(&resources),
+            Some((ResourceSource::Remembered, false))
+        );
+        resources.set_pools(pools(&["a", "b"]), now);
+        let of_adapter = ResourceSource::Pools(driver("a"));
+        assert_eq!(source(&resources), Some((of_adapter, true)));
+        assert!(resources.new_owners().is_empty());
     }
 
     #[test]

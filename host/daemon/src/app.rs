@@ -22,12 +22,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::FutureExt;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, DriversConfig, FileConfig, RecordedName};
+use crate::config::{Config, FileConfig, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -67,6 +68,7 @@ use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
 use nodedock_native::registration;
 use nodedock_native::sockets;
+use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::file_watch;
 use nodedock_wasm::kernel::{self, KernelEvents};
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
@@ -74,10 +76,10 @@ use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
-use self::adapters::AdapterFiles;
+use self::adapters::{AdapterFiles, ApplyAdapters};
 use self::cluster::{Connected, KubeletSockets, StoredOffers};
 use self::local::LocalApi;
-use self::reload::{LiveSettings, Reload};
+use self::reload::{LiveImages, LiveSettings, Reload};
 use self::users::UserSockets;
 use crate::device_names::{self, DeviceNames};
 use crate::user_connections::UserConnections;
@@ -535,22 +537,34 @@ impl Built {
         );
         manager.devices.remember_owners(&self.names);
         manager.start(events);
+        let images = watch::Sender::new(config.drivers.images.clone());
         let at_start = Arc::new(AtStart::look(
             &paths.drivers,
-            &config.drivers.images,
+            images.subscribe(),
             &paths.plugins_registry,
         ));
-        self.adapter_files.watch(drivers);
+        let adapters = watch::Sender::new(config.drivers.adapters.clone());
+        let applying = (manager.clone(), intake.clone());
+        let apply: ApplyAdapters = Box::new(move |entries| {
+            let (manager, tasks) = applying.clone();
+            async move { manager.apply_adapters(entries, &tasks).await }.boxed()
+        });
+        self.adapter_files
+            .watch(adapters.subscribe(), apply, drivers);
         let live = LiveSettings {
             trust: self.wasm.trust.clone(),
             recordings: recordings.clone(),
-            adapters: manager.adapters.clone(),
+            adapters,
             slices: slice_settings,
+            images: LiveImages {
+                images: images.clone(),
+                hardware: config.hardware.clone(),
+            },
         };
         watch_config(&config.file, drivers, live, conditions.clone());
         watch_drivers(
             &paths.drivers,
-            &config.drivers,
+            images.subscribe(),
             &config.hardware,
             drivers,
             self.wasm,
@@ -774,7 +788,7 @@ fn watch_config(file: &FileConfig, tasks: &Tasks, live: LiveSettings, conditions
 
 fn watch_drivers(
     directory: &Path,
-    config: &DriversConfig,
+    images: watch::Receiver<Vec<DriverImage>>,
     hardware: &Hardware,
     tasks: &Tasks,
     wasm: WasmFiles,
@@ -792,12 +806,7 @@ fn watch_drivers(
         kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel),
     );
     tasks.spawn("wasm-files", wasm.run(events));
-    let watch = file_watch::watch(
-        directory.to_owned(),
-        config.images.clone(),
-        tasks.clone(),
-        sender,
-    );
+    let watch = file_watch::watch(directory.to_owned(), images, tasks.clone(), sender);
     tasks.spawn("driver-directory", watch);
 }
 

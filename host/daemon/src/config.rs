@@ -136,6 +136,12 @@ impl ConfigFile {
         Ok(config)
     }
 
+    /// Returns the driver images, with their grants and configs beside the config file at `path`.
+    pub(crate) fn images(&self, path: &Path) -> Vec<DriverImage> {
+        let entries = self.driver_images.iter();
+        entries.map(|entry| entry.image(path)).collect()
+    }
+
     /// Returns the keys whose values differ from another file's and are read only when the daemon starts.
     pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
         let differs = [
@@ -157,11 +163,6 @@ impl ConfigFile {
             (
                 "recording.maxBytes",
                 self.recording.max_bytes != started.recording.max_bytes,
-            ),
-            ("driverImages", self.driver_images != started.driver_images),
-            (
-                "devicePluginAdapters",
-                self.device_plugin_adapters != started.device_plugin_adapters,
             ),
             ("cdiDriver", self.cdi_driver != started.cdi_driver),
         ];
@@ -283,9 +284,8 @@ impl Config {
         let node_name = flags.node_name.or_else(|| file.node_name.clone());
         // What a file names has the file.
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
-        let images = file.driver_images.iter().map(|entry| entry.image(path));
         let drivers = DriversConfig {
-            images: images.collect(),
+            images: file.images(path),
             adapters: file.device_plugin_adapters.clone(),
             cdi: file.cdi_driver.resolve(&paths),
             policy: file.policy.clone(),

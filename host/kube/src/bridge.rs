@@ -21,7 +21,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -172,6 +172,8 @@ struct Context {
     started: Instant,
     drivers: Mutex<Vec<Arc<OfferedDriver>>>,
     resources: Mutex<BTreeMap<ExtendedResource, Arc<OfferedResource>>>,
+    /// Resources that were offered by the own IDs of device plugins, while calls for them may be under way.
+    withdrawn: Mutex<Vec<(ExtendedResource, Weak<OfferedResource>)>>,
     allocations: Allocations,
     /// Resources for which no kubelet is there; while there are any it is a condition.
     waiting: Mutex<BTreeSet<ExtendedResource>>,
@@ -197,6 +199,7 @@ impl Bridge {
             started: Instant::now(),
             drivers: Mutex::default(),
             resources: Mutex::default(),
+            withdrawn: Mutex::default(),
             allocations: Allocations::default(),
             waiting: Mutex::default(),
             looks: Signal::new(),

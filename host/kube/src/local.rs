@@ -128,6 +128,7 @@ struct View {
     refusals: Vec<(Key, Arc<NotAllocated>)>,
     /// Of these claims.
     pods: BTreeMap<Key, Vec<ObjectRef>>,
+    unmade: Vec<UnmadeClaim>,
     /// Names of the claims that the node has prepared, by UID.
     prepared: BTreeMap<String, Key>,
     /// Names of the DeviceClasses.
@@ -153,6 +154,15 @@ pub struct WaitingClaim {
     names: BTreeMap<String, String>,
     /// Pods that are to have its devices, not all if there are many.
     pub pods: Vec<ObjectRef>,
+}
+
+/// A claim of a pod that cannot be made, as its ResourceClaimTemplate is not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct UnmadeClaim {
+    pod: ObjectRef,
+    /// Name of the claim in the pod.
+    claim: String,
+    template: String,
 }
 
 impl WaitingClaim {
@@ -599,6 +609,7 @@ impl LocalClaimStore {
                 .collect(),
             refusals: state.refusals(),
             pods: state.pods_of_refused(),
+            unmade: state.unmade(),
             prepared: state.prepared_names(),
             classes: state.classes().map(str::to_owned).collect(),
         }));
@@ -675,7 +686,7 @@ async fn decide(
             };
             // Who waits for one of them does not wait for the others.
             shared.publish(state);
-            // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
+            // One that cannot be taken, such as a claim of a template that was just deleted, holds up no other.
             results.push(writes.take(step, state).await);
         }
     }

@@ -268,6 +268,29 @@ impl LocalClient {
         value.map_err(|error| ApiError::new(ErrorKind::NotKubernetes, error.to_string()))
     }
 
+    /// Returns the claims of a pod that cannot be made, as their ResourceClaimTemplate is not there: each with the name of the template.
+    pub async fn claims_without_template(
+        &self,
+        namespace: &str,
+        pod: &str,
+    ) -> Result<Vec<(String, String)>, ApiError> {
+        let api = |group, version, kind| -> Api<DynamicObject> {
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+            Api::namespaced_with(self.0.clone(), namespace, &resource)
+        };
+        let templates = api("resource.k8s.io", "v1", "ResourceClaimTemplate");
+        let Some(pod) = api("", "v1", "Pod").get_opt(pod).await? else {
+            return Ok(Vec::new());
+        };
+        let mut without = Vec::new();
+        for (claim, template) in unmade(&pod.data["spec"], &pod.data["status"]) {
+            if templates.get_metadata_opt(template).await?.is_none() {
+                without.push((claim.to_owned(), template.to_owned()));
+            }
+        }
+        Ok(without)
+    }
+
     /// Changes annotations of the claim with this UID, and of this version if one is given, and returns it. `None` removes one.
     pub async fn annotate(
         &self,
@@ -361,6 +384,11 @@ impl LocalClient {
 
 /// Returns whether every claim of a pod that is made from a template is in the pod's status.
 fn has_claims(spec: &Value, status: &Value) -> bool {
+    unmade(spec, status).is_empty()
+}
+
+/// The claims of a pod that are made from templates and not in the pod's status, each with its template.
+fn unmade<'a>(spec: &'a Value, status: &Value) -> Vec<(&'a str, &'a str)> {
     let claims = spec["resourceClaims"].as_array().into_iter().flatten();
     let made: Vec<_> = status["resourceClaimStatuses"]
         .as_array()
@@ -368,9 +396,12 @@ fn has_claims(spec: &Value, status: &Value) -> bool {
         .flatten()
         .map(|made| &made["name"])
         .collect();
-    claims
-        .filter(|claim| claim["resourceClaimTemplateName"].is_string())
-        .all(|claim| made.contains(&&claim["name"]))
+    let unmade = claims.filter_map(|claim| {
+        let template = claim["resourceClaimTemplateName"].as_str()?;
+        let is_made = made.contains(&&claim["name"]);
+        (!is_made).then(|| (claim["name"].as_str().unwrap_or_default(), template))
+    });
+    unmade.collect()
 }
 
 async fn list(api: &Api<DynamicObject>, resource: &ApiResource) -> Result<Vec<Value>, ApiError> {
@@ -398,6 +429,7 @@ mod tests {
         assert!(has_claims(&spec, &status("made")));
         assert!(!has_claims(&spec, &status("own")));
         assert!(!has_claims(&spec, &Value::Null));
+        assert_eq!(unmade(&spec, &status("own")), [("made", "t")]);
         assert!(has_claims(&json!({}), &Value::Null));
     }
 

@@ -22,13 +22,14 @@ fn chmod(path: &Path, mode: u32) {
     set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-const OWN: [&str; 9] = [
+const OWN: [&str; 10] = [
     "var/lib/nodedock",
     "var/lib/nodedock/drivers",
     "var/lib/nodedock/plugins_registry",
     "var/lib/nodedock/device-plugins",
     "var/lib/nodedock/kept-drivers",
     "var/lib/nodedock/claims",
+    "var/lib/nodedock/deviceclasses",
     "var/cache/nodedock",
     "run/nodedock",
     "run/nodedock/pod-resources",
@@ -129,6 +130,27 @@ async fn cdi_file_mode_follows_config() {
         let code = if part == "cdiFiles.mode" { 1 } else { 2 };
         failed.failed_with(code, &[part]);
     }
+}
+
+/// Each first start warned of the directory of DeviceClasses, and of directories of CDI specs that no other program had made yet.
+#[tokio::test]
+async fn fresh_machine_has_no_directory_warning() {
+    let root = Root::new();
+    let absent = root.path().join("etc/cdi");
+    assert!(!absent.exists());
+    let config = format!(
+        "cdiDriver: {{enabled: true, directories: [{}]}}\n",
+        absent.display()
+    );
+    let mut daemon =
+        Daemon::start_on(root, Options::default().config(&config).flag("--local-api")).await;
+    // Such a directory is found once it is there.
+    std::fs::create_dir_all(&absent).unwrap();
+    let spec = r#"{"cdiVersion": "0.6.0", "kind": "example.com/thing", "devices": [{"name": "a", "containerEdits": {"env": ["A=1"]}}]}"#;
+    std::fs::write(absent.join("example.json"), spec).unwrap();
+    daemon.until_device("example.com/thing", "a", true).await;
+    assert!(!daemon.log().contains("cannot watch"), "{}", daemon.log());
+    daemon.terminate().await;
 }
 
 /// The daemon ended.

@@ -43,6 +43,7 @@ async fn full_disk_refuses_new_claims_only() {
     daemon.prepared(one_gpu(0)).await;
     let filler = daemon.state().join("filler");
     fill(&filler);
+    let began = std::time::Instant::now();
 
     let mut prepared = vec![0];
     let problem = loop {
@@ -115,6 +116,14 @@ async fn full_disk_refuses_new_claims_only() {
     // Without a request.
     daemon.until_conditions(&[]).await;
     daemon.prepared(one_gpu(refused)).await;
+    // The log has the outage, and not each request and retry.
+    daemon.until_log("the checkpoint takes writes again").await;
+    let (log, minutes) = (daemon.log(), began.elapsed().as_secs() / 60);
+    let lines = log.matches("the checkpoint takes no writes").count();
+    assert!((1..=minutes as usize + 1).contains(&lines), "{log}");
+    for line in ["commit to the checkpoint failed", "is still open"] {
+        assert!(!log.contains(line), "{log}");
+    }
     let name = format!("c-{gone}");
     assert_eq!(
         daemon.unprepare(&pod(&name)).await,

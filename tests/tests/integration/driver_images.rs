@@ -86,6 +86,53 @@ async fn grant_of_image_has_no_effect() {
         .done_with(&["gpu.wasm", "serving, 11 devices"]);
 }
 
+/// An entry took effect at the next start alone.
+#[tokio::test]
+async fn entries_take_effect_at_once() {
+    let root = Root::new();
+    let (old, new) = (
+        wasm(MOCK_GPU, Form::Core),
+        version(wasm(MOCK_GPU, Form::Core), "2"),
+    );
+    put(&image(&root, "old"), MOCK_GPU_FILE, &old);
+    put(&image(&root, "new"), MOCK_GPU_FILE, &new);
+    write_side_files(&root, "gpu");
+    let daemon = Daemon::start_on(root, Options::default().config("{}\n")).await;
+    let configure = |text: &str| {
+        let file = daemon.write("nodedock.yaml.new", text);
+        std::fs::rename(file, daemon.path().join("nodedock.yaml")).unwrap();
+    };
+    let entry = |directory: &str| {
+        let directory = daemon.path().join("images").join(directory);
+        format!(
+            "driverImages: [{{name: gpu, directory: {}}}]\n",
+            directory.display()
+        )
+    };
+    configure(&entry("old"));
+    let served = daemon.until_serving("gpu.wasm").await;
+    assert_eq!(served.digest, digest(&old));
+    daemon
+        .prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])]))
+        .await;
+    // Another directory, as of another digest.
+    configure(&entry("new"));
+    daemon
+        .until_driver("gpu.wasm", |driver| {
+            driver.digest == digest(&new) && driver.state == "serving"
+        })
+        .await;
+    // Without its entry the driver ends, and its claim stays until its pod is gone.
+    configure("{}\n");
+    daemon.until_gone("gpu.wasm").await;
+    assert_eq!(daemon.only_claim().await.state, "prepared");
+    assert_eq!(
+        daemon.unprepare(&pod("one")).await,
+        [("a".to_owned(), "unprepared".to_owned())]
+    );
+    daemon.until_conditions(&[]).await;
+}
+
 #[tokio::test]
 async fn config_map_grants_reload_on_change() {
     let root = Root::new();

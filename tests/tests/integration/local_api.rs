@@ -315,6 +315,38 @@ spec:
     assert!(api.until_allocated("default", &made).await.is_some());
 }
 
+/// A template that was made after its pod changed nothing for the pod, and the command line named neither claim nor template.
+#[tokio::test]
+async fn late_template_makes_pod_claims() {
+    let daemon = machine().await;
+    let pod = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers: [{name: main, image: none, resources: {claims: [{name: gpu}]}}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: one-gpu}]
+"#;
+    let create = async |name: &str, text: &str| {
+        let file = daemon.write(name, text);
+        daemon
+            .cli(&["claim", "create", "-f", file.to_str().unwrap()])
+            .await
+            .done();
+    };
+    create("pod.yaml", pod).await;
+    daemon.cli(&["prepare", "--pod", "web"]).await.failed_with(
+        1,
+        &["claim gpu of pod default/web cannot be made: there is no ResourceClaimTemplate default/one-gpu;"],
+    );
+    create("template.yaml", "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: one-gpu}\nspec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}}\n").await;
+    daemon.cli(&["prepare", "--pod", "web"]).await.done();
+    daemon
+        .cli(&["get", "claims"])
+        .await
+        .done_with(&["web-gpu-"]);
+}
+
 #[tokio::test]
 async fn device_classes_are_objects() {
     let daemon = machine().await;

@@ -27,6 +27,8 @@ pub(super) struct Adapted {
     pub(super) left: Option<(Instant, String)>,
     /// Its list was withdrawn because of that.
     pub(super) is_expired: bool,
+    /// No request is about to give devices to pods by the plugin's IDs any more, so `taken` has all of them.
+    pub(super) is_settled: bool,
     /// Devices that pods of the node API have by the plugin's IDs.
     pub(super) taken: BTreeSet<String>,
     /// The name of the driver is another's.
@@ -65,6 +67,7 @@ impl Adapted {
             plugin: None,
             listed: None,
             is_expired: false,
+            is_settled: true,
             taken: BTreeSet::new(),
             refused: None,
             is_dirty: true,
@@ -82,7 +85,12 @@ impl Adapted {
     }
 
     pub(super) fn is_ready(&self, has_kubelet: bool) -> bool {
-        self.listed.is_some() && (!has_kubelet || self.record.is_taken_over)
+        self.listed.is_some() && self.is_taken_over(has_kubelet)
+    }
+
+    /// Returns whether it is known which devices pods have by the plugin's IDs.
+    fn is_taken_over(&self, has_kubelet: bool) -> bool {
+        self.is_settled && (!has_kubelet || self.record.is_taken_over)
     }
 
     pub(super) fn held(&self) -> BTreeSet<String> {
@@ -104,9 +112,9 @@ impl Adapted {
             .collect()
     }
 
-    /// Identity strings of listed devices of which a kubelet's pods may have some: the kubelet was not read yet.
+    /// Identity strings of listed devices of which pods may have some by the plugin's IDs: it is not known yet which.
     pub(super) fn unread_identities(&self, has_kubelet: bool) -> BTreeSet<String> {
-        let is_unread = has_kubelet && !self.record.is_taken_over;
+        let is_unread = !self.is_taken_over(has_kubelet);
         let listed = self
             .listed
             .iter()
@@ -142,6 +150,9 @@ impl Adapted {
             (Some(refused), _) => refused.clone(),
             (None, Some((_, why))) if self.plugin.is_none() => why.clone(),
             (None, Some(_)) => "the plugin has not listed its devices yet".to_owned(),
+            (None, None) if !self.is_settled => {
+                "pods are being given devices by the plugin's own IDs".to_owned()
+            }
             (None, None) if !self.is_ready(has_kubelet) => {
                 "the kubelet has not listed yet which devices its pods have".to_owned()
             }

@@ -1,32 +1,53 @@
-//! The adapters of a start: those of the files, with what the records know of them and of others.
+//! The adapters as they are written, with what the records know of them and of others. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::adapted::Adapted;
-use super::{AdapterEntries, AdapterEntry, AdapterParts};
+use super::{AdapterEntries, AdapterEntry, Claimed};
 use nodedock_model::{
     Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, PathPatterns, Problem,
     ProblemCode,
 };
 
+/// The source of an adapter that is in no file that counts.
+pub(super) const RECORD: &str = "the record of adapters";
+
+/// What decides which records without a file stay.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) has_kubelet: bool,
+    /// At a start an adapter without a file ends if its devices are free. Later it acts as a disabled one.
+    pub(super) is_start: bool,
+}
+
+/// The adapters, and the entries that do not count, by source.
+pub(super) struct Merged {
+    pub(super) adapted: BTreeMap<ExtendedResource, Adapted>,
+    pub(super) conflicts: BTreeMap<String, Problem>,
+}
+
 /// Adapters by their resources: of two for a resource, or of one driver, the first counts, and a driver that the record has for a resource is
 /// of no other one. One that is in the record alone stays while its driver has claims, until the kubelet's device manager has its pool, or
 /// while a file cannot be read or is refused.
 pub(super) fn merged(
-    parts: &AdapterParts,
+    moment: Moment,
     entries: AdapterEntries,
     mut records: BTreeMap<ExtendedResource, AdapterRecord>,
-    claimed: &BTreeMap<DriverName, Option<DriverKind>>,
-) -> BTreeMap<ExtendedResource, Adapted> {
+    claimed: &Claimed,
+) -> Merged {
     let AdapterEntries {
         entries,
         is_incomplete,
     } = entries;
     let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
+    let mut conflicts = BTreeMap::new();
     let has_claims =
         |driver: &DriverName| matches!(claimed.get(driver), Some(None | Some(DriverKind::Adapter)));
     let stays = |known: &AdapterRecord| {
-        is_incomplete || has_claims(&known.driver) || (parts.has_kubelet && !known.is_returned)
+        !moment.is_start
+            || is_incomplete
+            || has_claims(&known.driver)
+            || (moment.has_kubelet && !known.is_returned)
     };
     let named: BTreeSet<_> = entries
         .iter()
@@ -71,10 +92,7 @@ pub(super) fn merged(
             refused.insert(resource.clone());
         }
         if let Some(message) = foreign.or(other).or(before) {
-            parts.conditions.set(
-                &source,
-                Problem::conflict(ProblemCode::AdapterConflict, message),
-            );
+            conflicts.insert(source, conflict(message));
             continue;
         }
         let known = match records.remove(&resource) {
@@ -84,10 +102,7 @@ pub(super) fn merged(
                     "{source} has the driver {driver} with the pool {} for {resource}, and claims have devices of the driver {} with the pool {}: those stay until these claims are unprepared and the daemon is restarted",
                     adapter.pool, known.driver, known.pool
                 );
-                parts.conditions.set(
-                    &source,
-                    Problem::conflict(ProblemCode::AdapterConflict, message),
-                );
+                conflicts.insert(source.clone(), conflict(message));
                 (adapter.driver, adapter.pool) = (known.driver.clone(), known.pool.clone());
                 known
             }
@@ -111,7 +126,6 @@ pub(super) fn merged(
         if !is_unread && !stays(&known) {
             continue;
         }
-        tracing::warn!(%resource, driver = %known.driver, is_unread, "an adapter is in no file that counts");
         let adapter = Adapter {
             resource: resource.clone(),
             driver: known.driver.clone(),
@@ -123,8 +137,12 @@ pub(super) fn merged(
                 .clone()
                 .and_then(|texts| PathPatterns::new(texts).ok()),
         };
-        let source = "the record of adapters".to_owned();
+        let source = RECORD.to_owned();
         adapted.insert(resource, Adapted::new(adapter, source, known, !is_unread));
     }
-    adapted
+    Merged { adapted, conflicts }
+}
+
+fn conflict(message: String) -> Problem {
+    Problem::conflict(ProblemCode::AdapterConflict, message)
 }

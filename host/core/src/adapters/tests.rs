@@ -1,3 +1,4 @@
+mod changes;
 mod starts;
 
 use std::path::Path;
@@ -163,6 +164,16 @@ impl Run {
         generation
     }
 
+    /// Reads the adapters again.
+    async fn apply(&self, entries: Vec<AdapterEntry>) -> BTreeSet<String> {
+        let entries = AdapterEntries {
+            entries,
+            is_incomplete: false,
+        };
+        let applied = self.adapters.apply(entries, &Claimed::new(), &self.tasks);
+        applied.await.unwrap()
+    }
+
     fn driver(&self) -> Driver {
         self.registry.serving(&DRIVER.parse().unwrap()).unwrap()
     }
@@ -313,26 +324,16 @@ async fn changed_rules_apply_to_listed_devices() {
         .await
         .unwrap();
     until_model("one").await;
-    let AdapterEntry { adapter, source } = with_rule("two", things);
-    assert_eq!(
-        run.adapters.update(&source, adapter.clone()).await,
-        Ok(true)
-    );
+    let two = with_rule("two", things);
+    assert_eq!(run.apply(vec![two.clone()]).await, BTreeSet::new());
     until_model("two").await;
 
     // What only a start changes.
-    let other = "pool: others\n";
-    for (source, entry) in [
-        (source.as_str(), with_rule("three", other)),
-        ("/b.adapter.yaml", with_rule("three", things)),
-    ] {
-        assert_eq!(run.adapters.update(source, entry.adapter).await, Ok(false));
-    }
-    let disabled = Adapter {
-        enabled: false,
-        ..adapter
-    };
-    assert_eq!(run.adapters.update(&source, disabled).await, Ok(true));
+    let renamed = run.apply(vec![with_rule("three", "pool: others\n")]).await;
+    assert_eq!(renamed, BTreeSet::from([two.source.clone()]));
+    let mut disabled = two.clone();
+    disabled.adapter.enabled = false;
+    assert_eq!(run.apply(vec![disabled]).await, BTreeSet::new());
     assert_eq!(run.adapters.disabled().len(), 1);
     assert!(is_model("two"));
     let records = run.adapters.0.stored.lock().await.records().clone();

@@ -9,6 +9,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::CommitError;
+use super::outage::{OutageLine, OutageLog};
 use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::batches::release_woken;
 use nodedock_base::{clock, error};
@@ -53,6 +54,7 @@ impl Default for CommitMetrics {
 
 pub(super) struct Status {
     now: Mutex<Now>,
+    outages: Mutex<OutageLog>,
     pub(super) metrics: CommitMetrics,
     /// Wakes the monitor.
     news: Notify,
@@ -75,6 +77,7 @@ impl Default for Status {
         let (now, metrics, news) = (Mutex::default(), CommitMetrics::default(), Notify::new());
         Self {
             now,
+            outages: Mutex::default(),
             metrics,
             news,
             takes_writes: watch::Sender::new(true),
@@ -134,12 +137,36 @@ impl Status {
             now.failure = Some((failure.clone(), since_ms));
         }
         drop(now);
+        self.log(failure);
         if was_slow || failure.is_some() || failed_before.is_some() {
             self.news.notify_one();
         }
         let takes = failure.is_none();
         self.takes_writes
             .send_if_modified(|took| std::mem::replace(took, takes) != takes);
+    }
+
+    /// Writes the line of the log that is due after a commit.
+    fn log(&self, failure: Option<&CommitError>) {
+        let line = self
+            .outages
+            .lock()
+            .observe(failure.is_some(), Instant::now());
+        match (line, failure) {
+            (Some(OutageLine::Fails(lasts)), Some(failure)) => {
+                let (error, seconds) = (error::chain(failure), lasts.as_secs());
+                tracing::error!(
+                    error,
+                    seconds,
+                    "the checkpoint takes no writes, new work is refused"
+                );
+            }
+            (Some(OutageLine::Ended(lasted)), _) => {
+                let seconds = lasted.as_secs();
+                tracing::info!(seconds, "the checkpoint takes writes again");
+            }
+            _ => {}
+        }
     }
 
     /// Records the success of the current commit, which put or deleted `changes` records.

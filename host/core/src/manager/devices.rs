@@ -226,20 +226,22 @@ impl Devices {
         driver: Arc<dyn DeviceDriver>,
     ) -> PluginId {
         tracing::info!(%resource, socket = %source.display(), "device plugin arrived");
-        let adapters = self.adapters.as_ref();
-        if let Some(generation) =
-            adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone()))
-        {
-            return PluginId::new(resource, generation);
-        }
+        let arrived = {
+            // No adapter comes between the two.
+            let mut state = self.state.lock();
+            let adapters = self.adapters.as_ref();
+            match adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone())) {
+                Some(generation) => Err(generation),
+                None => Ok(state.resources.arrive(&resource, source, driver)),
+            }
+        };
+        let id = match arrived {
+            Ok(id) => id,
+            Err(generation) => return PluginId::new(resource, generation),
+        };
         if !self.settings.kubelet_allocates {
             self.serve_plugin(&resource);
         }
-        let id = self
-            .state
-            .lock()
-            .resources
-            .arrive(&resource, source, driver);
         // That of a plugin before it.
         self.conditions
             .clear(ProblemCode::PreferenceFailed, id.resource().as_str());
@@ -249,8 +251,7 @@ impl Devices {
 
     /// Sets a plugin's list. Devices that are left out and other faults of the list are conditions.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
-        let adapters = self.adapting(id.resource());
-        let max = if adapters.is_some() {
+        let max = if self.adapting(id.resource()).is_some() {
             limit::ADAPTED_DEVICES_MAX
         } else {
             limit::RESOURCE_DEVICES_MAX
@@ -260,15 +261,19 @@ impl Devices {
             left_out,
             faults,
         } = list::screen(devices, max);
-        let changed = if let Some(adapters) = adapters {
-            if !adapters.listed(id.resource(), id.generation(), devices) {
-                return;
+        let changed = {
+            // The plugin becomes no adapter's between the two.
+            let mut state = self.state.lock();
+            if let Some(adapters) = self.adopting(id) {
+                if !adapters.listed(id.resource(), id.generation(), devices) {
+                    return;
+                }
+                false
+            } else {
+                let listed = state.resources.list(id, Listed::new(devices));
+                let Some(changed) = listed else { return };
+                changed
             }
-            false
-        } else {
-            let listed = self.state.lock().resources.list(id, Listed::new(devices));
-            let Some(changed) = listed else { return };
-            changed
         };
         let subject = id.resource().as_str();
         let faults = faults.problem(id.resource());
@@ -297,9 +302,12 @@ impl Devices {
     /// A plugin's stream or registration ended. Has no effect if the registration was replaced. A list that is not used at all is a condition
     /// until there is another one.
     pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
-        let was_there = match self.adapting(id.resource()) {
-            Some(adapters) => adapters.left(id.resource(), id.generation(), why),
-            None => self.state.lock().resources.leave(id, Instant::now()),
+        let was_there = {
+            let mut state = self.state.lock();
+            match self.adopting(id) {
+                Some(adapters) => adapters.left(id.resource(), id.generation(), why),
+                None => state.resources.leave(id, Instant::now()),
+            }
         };
         if !was_there {
             return;
@@ -313,6 +321,53 @@ impl Devices {
         }
         self.source_gone.notify_one();
         self.report_resources([id.resource().clone()]);
+    }
+
+    /// Gives the plugins of resources that have an adapter now to the adapters, with their lists.
+    pub(in crate::manager) fn adopt_plugins(&self) {
+        let Some(adapters) = &self.adapters else {
+            return;
+        };
+        let drivers: BTreeMap<_, _> = adapters
+            .list()
+            .into_iter()
+            .map(|adapter| (adapter.resource, adapter.driver))
+            .collect();
+        let mut adopted = BTreeMap::new();
+        {
+            let mut state = self.state.lock();
+            state.resources.set_adapters(drivers.clone());
+            for resource in drivers.into_keys() {
+                let Some(offer) = state.resources.take_plugin(&resource, Instant::now()) else {
+                    continue;
+                };
+                let listed: Vec<_> = offer.devices.values().cloned().collect();
+                let screened = list::screen(&listed, limit::ADAPTED_DEVICES_MAX);
+                let is_active = offer.is_active();
+                if let Some((generation, plugin)) = offer.plugin.filter(|_| is_active) {
+                    let listed = offer.has_listed.then_some(screened.devices);
+                    adapters.adopt(&resource, generation, plugin, listed);
+                }
+                adopted.insert(resource, screened.left_out);
+            }
+        }
+        for (resource, left_out) in &adopted {
+            tracing::info!(%resource, "a device plugin is a driver now");
+            if left_out.count() > 0 {
+                self.set_left_out(resource, left_out.clone());
+            }
+        }
+        if !adopted.is_empty() {
+            self.source_gone.notify_one();
+            self.report_resources(adopted.into_keys());
+        }
+    }
+
+    /// The adapters, if one of them has a registration.
+    fn adopting(&self, id: &PluginId) -> Option<&Adapters> {
+        self.adapters
+            .as_ref()
+            .filter(|adapters| adapters.has_registration(id.resource(), id.generation()))
     }
 
     /// The adapters, if one of them has a resource.

@@ -134,8 +134,9 @@ async fn in_time(part: &str, answers: impl Future<Output = bool>) -> Option<Stri
 
 /// The drivers and registration sockets that were there when the daemon started.
 pub struct AtStart {
-    /// Driver images, as the registry has them.
+    /// Driver images, as the registry has them, and those that the config names now.
     images: Vec<String>,
+    named: watch::Receiver<Vec<DriverImage>>,
     directories: Mutex<[Directory; 2]>,
     /// It was ready once: what comes later does not change that.
     ready: AtomicBool,
@@ -171,14 +172,15 @@ fn list_sockets(directory: &Path) -> io::Result<Vec<String>> {
 
 impl AtStart {
     /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
-    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
+    pub fn look(drivers: &Path, named: watch::Receiver<Vec<DriverImage>>, sockets: &Path) -> Self {
         let directories = [
             Directory::new(drivers, file_watch::present),
             Directory::new(sockets, list_sockets),
         ];
-        let images = images.iter().map(DriverImage::source).collect();
+        let images = named.borrow().iter().map(DriverImage::source).collect();
         Self {
             images,
+            named,
             directories: Mutex::new(directories),
             ready: AtomicBool::new(false),
         }
@@ -220,11 +222,12 @@ impl AtStart {
     }
 
     fn unloaded(&self, views: &[DriverView]) -> Vec<String> {
-        // The config has an image for as long as the daemon runs.
-        let images = self
-            .images
-            .iter()
-            .filter_map(|source| unloaded(source, views, || false));
+        let named = self.named.borrow().clone();
+        let images = self.images.iter().filter_map(|source| {
+            unloaded(source, views, || {
+                named.iter().all(|image| image.source() != *source)
+            })
+        });
         let mut directories = self.directories.lock();
         images
             .chain(
@@ -326,7 +329,8 @@ mod tests {
             side_files: directory.clone(),
             directory,
         };
-        let at_start = AtStart::look(&drivers, &[image], &sockets);
+        let images = watch::Sender::new(vec![image]);
+        let at_start = AtStart::look(&drivers, images.subscribe(), &sockets);
         // What comes later is not awaited.
         std::fs::write(drivers.join("later.wasm"), "x").unwrap();
         let awaited = || at_start.unloaded(&registry.list());
@@ -335,6 +339,9 @@ mod tests {
             awaited(),
             ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen)
         );
+        let image = images.send_replace(Vec::new());
+        assert_eq!(awaited(), ["a.wasm", "b.wasm", "c.wasm"].map(unseen));
+        images.send_replace(image);
         registry
             .sources
             .update(DriverKind::Wasm, "image.wasm", |view| {
@@ -362,7 +369,8 @@ mod tests {
             directory.path().join("sockets"),
         );
         std::fs::write(&drivers, "a file").unwrap();
-        let at_start = AtStart::look(&drivers, &[], &sockets);
+        let images = watch::Sender::new(Vec::new());
+        let at_start = AtStart::look(&drivers, images.subscribe(), &sockets);
         let wrong = at_start.unloaded(&[]);
         assert!(
             wrong.len() == 1 && wrong[0].contains("drivers cannot be listed"),

@@ -1,40 +1,34 @@
-//! Adapters of device plugins: loads them when the daemon starts, and watches their files. Changed rules, paths and `enabled` take effect
-//! at once. Which device plugin has which driver and pool is decided at a start, so a file that is new or gone, or that names another
-//! driver or pool, sets a condition, and changes nothing else.
+//! Adapters of device plugins: loads them when the daemon starts, and reads their files and the config again whenever one of them changes. Which
+//! device plugin has which driver and pool is decided when its adapter is new: one that names another driver or pool sets a condition.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::config::KubernetesConfig;
-use crate::config::adapters::{self, FileAdapter};
+use crate::config::adapters;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::paths::Paths;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
-use nodedock_core::adapters::{AdapterParts, Adapters};
+use nodedock_core::adapters::{AdapterEntries, AdapterParts, Adapters, claimed};
 use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::records::SharedClaimTable;
-use nodedock_model::{
-    Adapter, AdapterRecord, DriverKind, DriverName, ExtendedResource, Problem, ProblemCode, limit,
-};
+use nodedock_model::{Adapter, AdapterRecord, ExtendedResource, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
-/// Takes an adapter from a source that changed. False: it needs a restart.
-type UpdateAdapter =
-    Box<dyn Fn(String, Adapter) -> BoxFuture<'static, Result<bool, Problem>> + Send + Sync>;
+/// Takes all adapters as they are written now. Returns the sources of those that need a restart.
+pub(super) type ApplyAdapters = Box<
+    dyn Fn(AdapterEntries) -> BoxFuture<'static, Result<BTreeSet<String>, Problem>> + Send + Sync,
+>;
 
 /// The files of adapters.
 pub(super) struct AdapterFiles {
     directories: [PathBuf; 2],
-    /// Those in effect that are valid, by path.
-    started: BTreeMap<String, Adapter>,
-    update: UpdateAdapter,
     conditions: Conditions,
 }
 
@@ -50,28 +44,12 @@ pub(super) async fn load(
 ) -> Result<(Adapters, AdapterFiles)> {
     let conditions = wasm.conditions.clone();
     let directories = [paths.device_plugins.clone(), paths.plugins_registry.clone()];
-    let found = adapters::files(&directories);
-    let started = valid(&found);
-    let entries = adapters::entries_of(entries, found, &conditions);
-    let (taken, claims) = {
+    let entries = adapters::entries_of(entries, adapters::files(&directories), &conditions);
+    let (taken, claimed) = {
         let claims = claims.lock();
-        (
-            claims.taken_of_plugins(),
-            claims.claims().cloned().collect::<Vec<_>>(),
-        )
+        let records = claims.claims().map(AsRef::as_ref);
+        (claims.taken_of_plugins(), claimed(records))
     };
-    let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
-    for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
-        // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
-        let by = part
-            .by
-            .as_ref()
-            .filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
-        let known = claimed.entry(driver.clone()).or_default();
-        if *known != Some(DriverKind::Adapter) {
-            *known = by.map(|by| by.kind).or(*known);
-        }
-    }
     let parts = AdapterParts {
         registry: wasm.registry.clone(),
         conditions: conditions.clone(),
@@ -86,171 +64,137 @@ pub(super) async fn load(
         has_kubelet: kubernetes.is_some(),
     };
     let adapters = Adapters::load(parts, entries, stored, taken, &claimed).await;
-    let updated = adapters.clone();
-    let update: UpdateAdapter = Box::new(move |source, adapter| {
-        let adapters = updated.clone();
-        async move { adapters.update(&source, adapter).await }.boxed()
-    });
-    Ok((
-        adapters,
-        AdapterFiles {
-            directories,
-            started,
-            update,
-            conditions,
-        },
-    ))
-}
-
-fn valid(files: &[FileAdapter]) -> BTreeMap<String, Adapter> {
-    files
-        .iter()
-        .filter_map(|file| Some((file.source.clone(), file.read.as_ref().ok()?.clone())))
-        .collect()
+    let files = AdapterFiles {
+        directories,
+        conditions,
+    };
+    Ok((adapters, files))
 }
 
 impl AdapterFiles {
-    pub(super) fn watch(self, tasks: &Tasks) {
+    /// Applies the adapters of the files and of the config (`config`) at each change of one of them, and periodically: an entry that does not count may
+    /// do so once claims are gone.
+    pub(super) fn watch(
+        self,
+        config: watch::Receiver<Vec<Adapter>>,
+        apply: ApplyAdapters,
+        tasks: &Tasks,
+    ) {
         let (sender, reports) = mpsc::channel(1);
         for directory in self.directories.clone() {
             let watch = watched::changes(directory, tasks.clone(), sender.clone());
             tasks.spawn("adapter-directory", watch);
         }
-        tasks.spawn_until_stopped("adapter-files", self.run(reports));
+        tasks.spawn_until_stopped("adapter-files", self.run(reports, config, apply));
     }
 
-    async fn run(mut self, mut reports: mpsc::Receiver<()>) {
+    async fn run(
+        self,
+        mut reports: mpsc::Receiver<()>,
+        mut config: watch::Receiver<Vec<Adapter>>,
+        apply: ApplyAdapters,
+    ) {
         let mut due = BTreeSet::new();
-        while let Some(()) = reports.recv().await {
+        loop {
+            tokio::select! {
+                // Whichever it was, everything is read.
+                report = reports.recv() => if report.is_none() { return },
+                Ok(()) = config.changed() => {}
+            }
             // Also bounds how often they are read while plugins come and go.
             tokio::time::sleep(limit::FILE_SETTLE).await;
+            let written = config.borrow_and_update().clone();
             let directories = self.directories.clone();
-            match tokio::task::spawn_blocking(move || adapters::files(&directories)).await {
-                Ok(found) => {
-                    let now = valid(&found);
-                    self.apply(&now).await;
-                    due = self.compare(&found, &now, &due);
-                }
-                // The runtime ends.
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// Applies the files that changed, as far as they need no restart.
-    async fn apply(&mut self, now: &BTreeMap<String, Adapter>) {
-        for (source, adapter) in now {
-            let is_changed = self
-                .started
-                .get(source)
-                .is_some_and(|before| before != adapter);
-            if !is_changed {
-                continue;
-            }
-            match (self.update)(source.clone(), adapter.clone()).await {
-                Ok(true) => drop(self.started.insert(source.clone(), adapter.clone())),
-                Ok(false) => {}
-                // The condition that it needs a restart is true as well, and the next report tries again.
-                Err(problem) => {
-                    tracing::warn!(%source, %problem, "a changed adapter is not stored yet")
-                }
-            }
-        }
-    }
-
-    /// Sets and clears the conditions of all files. Returns those that need a restart. `now`: those of `found` that are valid; `due`: which
-    /// needed one before.
-    fn compare(
-        &self,
-        found: &[FileAdapter],
-        now: &BTreeMap<String, Adapter>,
-        due: &BTreeSet<String>,
-    ) -> BTreeSet<String> {
-        let refused: BTreeMap<_, _> = found
-            .iter()
-            .filter_map(|file| Some((file.source.as_str(), file.refused()?)))
-            .collect();
-        for (source, problem) in &refused {
-            self.conditions.set(source, problem.clone());
-        }
-        self.conditions
-            .retain(ProblemCode::AdapterInvalid, |subject| {
-                refused.contains_key(subject)
-            });
-        // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
-        let mut sources: BTreeSet<_> = self.started.keys().chain(now.keys()).collect();
-        sources.retain(|source| {
-            let directory = Path::new(source).parent().and_then(Path::to_str);
-            !refused.contains_key(source.as_str())
-                && !refused.contains_key(directory.unwrap_or_default())
-        });
-        let mut changed = BTreeSet::new();
-        for source in sources {
-            let what = match (self.started.get(source), now.get(source)) {
-                (None, _) => "is new",
-                (_, None) => "is gone",
-                (before, after) if before != after => "changed",
-                _ => continue,
-            };
-            let message =
-                format!("{source} {what}, which takes effect when the daemon starts again");
-            self.conditions.set(
-                source,
-                Problem::unavailable(ProblemCode::ConfigNeedsRestart, message),
-            );
-            changed.insert(source.clone());
-        }
-        for source in due.difference(&changed) {
+            let read = tokio::task::spawn_blocking(move || adapters::files(&directories));
+            // The runtime ends.
+            let Ok(found) = read.await else { return };
+            let refused: BTreeSet<_> = found
+                .iter()
+                .filter(|file| file.read.is_err())
+                .map(|file| file.source.clone())
+                .collect();
+            let entries = adapters::entries_of(&written, found, &self.conditions);
             self.conditions
-                .clear(ProblemCode::ConfigNeedsRestart, source);
+                .retain(ProblemCode::AdapterInvalid, |subject| {
+                    refused.contains(subject)
+                });
+            match apply(entries).await {
+                Ok(renamed) => {
+                    self.report_renamed(&renamed, &due);
+                    due = renamed;
+                }
+                // The checkpoint reports that it takes no writes, and the next report tries again.
+                Err(problem) => tracing::debug!(%problem, "the adapters are not applied yet"),
+            }
         }
-        changed
+    }
+
+    /// Sets the conditions of the sources that need a restart, and clears those of others. `due`: which needed one before.
+    fn report_renamed(&self, renamed: &BTreeSet<String>, due: &BTreeSet<String>) {
+        let code = ProblemCode::ConfigNeedsRestart;
+        for source in renamed {
+            let message = format!(
+                "{source} names another driver or pool for its resource, which takes effect when the daemon starts again"
+            );
+            self.conditions
+                .set(source, Problem::unavailable(code, message));
+        }
+        for source in due.difference(renamed) {
+            self.conditions.clear(code, source);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
     use nodedock_base::changes::Changes;
 
     const VALID: &str = "apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\nresource: example.com/a\ndriver: a.example.com\n";
 
-    /// Changes of a file were unseen until the next start, and one that was repaired stayed a condition.
+    /// New and deleted files were unseen until the next start.
     #[tokio::test]
-    async fn changed_adapter_file_is_a_condition() {
+    async fn adapters_follow_files_and_config() {
         let (directory, tasks, changes) = (
             tempfile::tempdir().unwrap(),
             Tasks::new(),
             Changes::default(),
         );
-        let write =
-            |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
-        write("a.adapter.yaml", VALID);
-        let directories = [
-            directory.path().to_owned(),
-            directory.path().join("missing"),
-        ];
+        let at = |name: &str| directory.path().join(name);
+        let write = |name: &str, text: &str| std::fs::write(at(name), text).unwrap();
         let (mut states, conditions) = (changes.listen(), Conditions::new(changes));
-        let started = valid(&adapters::files(&directories));
-        let (updates, mut updated) = mpsc::channel(1);
-        let update: UpdateAdapter = Box::new(move |source, adapter| {
-            let updates = updates.clone();
-            async move {
-                let is_live = adapter.driver.as_str() == "a.example.com";
-                if is_live {
-                    updates.send((source, adapter)).await.unwrap();
-                }
-                Ok(is_live)
+        let (seen, mut applied) = mpsc::unbounded_channel();
+        let apply: ApplyAdapters = Box::new(move |entries: AdapterEntries| {
+            let named = entries.entries.iter();
+            let renamed: BTreeSet<String> = named
+                .filter(|entry| entry.adapter.driver.as_str() == "renamed.example.com")
+                .map(|entry| entry.source.clone())
+                .collect();
+            let named = entries.entries.iter().map(|entry| {
+                let enabled = entry.adapter.enabled;
+                format!("{} {enabled}", entry.adapter.driver)
+            });
+            let mut line = named.collect::<Vec<_>>().join(", ");
+            if entries.is_incomplete {
+                line += ", incomplete";
             }
-            .boxed()
+            seen.send(line).unwrap();
+            async move { Ok(renamed) }.boxed()
         });
+        let config = watch::Sender::new(Vec::new());
         AdapterFiles {
-            directories,
-            started,
-            update,
+            directories: [directory.path().to_owned(), at("missing")],
             conditions: conditions.clone(),
         }
-        .watch(&tasks);
+        .watch(config.subscribe(), apply, &tasks);
+        let mut until = async |wanted: &str| {
+            let found = tokio::time::timeout(limit::DRAIN, async {
+                while applied.recv().await.unwrap() != wanted {}
+            });
+            assert!(found.await.is_ok(), "{wanted:?} is not applied");
+        };
         let mut next = async || {
             let state = tokio::time::timeout(limit::DRAIN, states.recv()).await;
             let state = state.expect("a state in time").unwrap().state;
@@ -260,24 +204,36 @@ mod tests {
                 .map(|condition| condition.problem.message);
             (state, messages.collect::<Vec<_>>().join(" "))
         };
+        let over = ("over".to_owned(), String::new());
+        until("").await;
+        write("a.adapter.yaml", VALID);
+        until("a.example.com true").await;
+        write("a.adapter.yaml", &format!("{VALID}enabled: false\n"));
+        until("a.example.com false").await;
+        let of_config = VALID.replace("example.com", "config.com");
+        config.send_replace(vec![Adapter::parse(&of_config).unwrap()]);
+        until("a.config.com true, a.example.com false").await;
+        config.send_replace(Vec::new());
+        until("a.example.com false").await;
+
         write(
             "a.adapter.yaml",
-            &VALID.replace("a.example.com", "b.example.com"),
+            &VALID.replace("a.example.com", "renamed.example.com"),
         );
         let (state, message) = next().await;
         assert_eq!(state, "config-needs-restart");
         assert!(
-            message.contains("a.adapter.yaml changed, which"),
+            message.contains("a.adapter.yaml names another driver"),
             "{message}"
         );
         write(
             "a.adapter.yaml",
             &format!("{VALID}# A comment is no change.\n"),
         );
-        assert_eq!(next().await, ("over".to_owned(), String::new()));
-        write("a.adapter.yaml", &format!("{VALID}enabled: false\n"));
-        let (source, adapter) = updated.recv().await.unwrap();
-        assert!(source.ends_with("a.adapter.yaml") && !adapter.enabled);
+        assert_eq!(next().await, over);
+        until("a.example.com true").await;
+
+        // The last one that was valid counts, and what else is in no file stays.
         write(
             "b.adapter.yaml",
             &VALID.replace("DevicePluginAdapter", "DriverGrant"),
@@ -288,14 +244,11 @@ mod tests {
             message.contains("b.adapter.yaml") && message.contains("line 2"),
             "{message}"
         );
-        std::fs::remove_file(directory.path().join("b.adapter.yaml")).unwrap();
-        assert_eq!(next().await, ("over".to_owned(), String::new()));
-        std::fs::rename(
-            directory.path().join("a.adapter.yaml"),
-            directory.path().join("c"),
-        )
-        .unwrap();
-        assert!(next().await.1.contains("a.adapter.yaml is gone"));
+        until("a.example.com true, incomplete").await;
+        std::fs::remove_file(at("b.adapter.yaml")).unwrap();
+        assert_eq!(next().await, over);
+        std::fs::rename(at("a.adapter.yaml"), at("c")).unwrap();
+        until("").await;
         assert!(tasks.drain(limit::DRAIN).await);
     }
 }

@@ -1,24 +1,24 @@
-//! Reads the config file again while the daemon runs: the trust in drivers, which of them are recorded, rules of adapters, and what is
-//! added to devices in slices take effect at once; other changes set a condition.
+//! Reads the config file again while the daemon runs: the trust in drivers, which of them are recorded, driver images, adapters, and
+//! what is added to devices in slices take effect at once; other changes set a condition.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::config::adapters::CONFIG;
 use crate::config::{ConfigError, ConfigFile};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
-use nodedock_core::adapters::Adapters;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::recording::Recordings;
 use nodedock_kube::slices::SliceSettings;
-use nodedock_model::{ObjectName, Problem, ProblemCode, limit};
+use nodedock_model::{Adapter, ObjectName, Problem, ProblemCode, limit};
+use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust::Trust;
 
 pub(super) struct Reload {
     pub(super) path: PathBuf,
-    /// The file as it was at the start, with the adapters that are in effect.
+    /// The file as it was at the start.
     pub(super) started: ConfigFile,
     pub(super) live: LiveSettings,
     pub(super) conditions: Conditions,
@@ -28,27 +28,52 @@ pub(super) struct Reload {
 pub(super) struct LiveSettings {
     pub(super) trust: Trust,
     pub(super) recordings: Recordings,
-    pub(super) adapters: Option<Adapters>,
+    /// Device plugins that are DRA drivers, beside those of files.
+    pub(super) adapters: watch::Sender<Vec<Adapter>>,
     /// What is added to devices, and the name of this Kubernetes node; `None`: it is none.
     pub(super) slices: Option<(watch::Sender<SliceSettings>, ObjectName)>,
+    pub(super) images: LiveImages,
+}
+
+/// The driver images that the config names, and the hardware, of which no container gets their directories.
+pub(super) struct LiveImages {
+    pub(super) images: watch::Sender<Vec<DriverImage>>,
+    pub(super) hardware: Hardware,
+}
+
+impl LiveImages {
+    /// Replaces the images. A driver whose image is not named any more ends as one whose file is removed.
+    fn replace(&self, now: Vec<DriverImage>) {
+        // Those of images that are not named any more stay: containers may not get them while claims of such a driver are prepared.
+        let directories = now.iter().map(|image| image.directory.clone());
+        self.hardware.add_own_directories(directories);
+        let is_changed = self.images.send_if_modified(|images| {
+            let is_changed = *images != now;
+            *images = now;
+            is_changed
+        });
+        if is_changed {
+            tracing::info!("the driver images changed");
+        }
+    }
 }
 
 impl Reload {
     /// Reads the file at each report of its directory's watch, until that ends. Reports are periodical too, because keys are in files of
     /// their own, which may be anywhere.
-    pub(super) async fn run(mut self, mut reports: mpsc::Receiver<()>) {
+    pub(super) async fn run(self, mut reports: mpsc::Receiver<()>) {
         while let Some(()) = reports.recv().await {
             settled(&self.path).await;
             let path = self.path.clone();
             match tokio::task::spawn_blocking(move || ConfigFile::read(&path)).await {
-                Ok(read) => self.apply(read).await,
+                Ok(read) => self.apply(read),
                 // The runtime ends.
                 Err(_) => return,
             }
         }
     }
 
-    async fn apply(&mut self, read: Result<ConfigFile, ConfigError>) {
+    fn apply(&self, read: Result<ConfigFile, ConfigError>) {
         let subject = self.path.display().to_string();
         let file = match read {
             Ok(file) => file,
@@ -62,7 +87,6 @@ impl Reload {
             }
         };
         self.conditions.clear(ProblemCode::ConfigRefused, &subject);
-        self.update_adapters(&file).await;
         match file.needs_restart(&self.started).as_slice() {
             [] => self
                 .conditions
@@ -93,28 +117,16 @@ impl Reload {
                 tracing::info!("what is added to devices in slices changed");
             }
         }
+        self.live.images.replace(file.images(&self.path));
+        let adapters = file.device_plugin_adapters;
+        self.live.adapters.send_if_modified(|before| {
+            let is_changed = *before != adapters;
+            *before = adapters;
+            is_changed
+        });
         let mode = file.policy.mode().as_str();
         if self.live.trust.replace(file.policy) {
             tracing::info!(mode, "the trust in driver files changed");
-        }
-    }
-
-    async fn update_adapters(&mut self, file: &ConfigFile) {
-        let Some(adapters) = &self.live.adapters else {
-            return;
-        };
-        for adapter in &file.device_plugin_adapters {
-            let mut known = self.started.device_plugin_adapters.iter_mut();
-            let known = known.find(|known| known.resource == adapter.resource);
-            let Some(known) = known.filter(|known| *known != adapter) else {
-                continue;
-            };
-            match adapters.update(CONFIG, adapter.clone()).await {
-                Ok(true) => known.clone_from(adapter),
-                Ok(false) => {}
-                // The next report tries again.
-                Err(problem) => tracing::warn!(%problem, "a changed adapter is not stored yet"),
-            }
         }
     }
 }
@@ -150,8 +162,12 @@ mod tests {
             live: LiveSettings {
                 trust: Trust::new(started.policy.clone()),
                 recordings: Recordings::default(),
-                adapters: None,
+                adapters: watch::Sender::default(),
                 slices: None,
+                images: LiveImages {
+                    images: watch::Sender::default(),
+                    hardware: Hardware::of_node(),
+                },
             },
             started,
             conditions,
@@ -171,27 +187,39 @@ mod tests {
         let recordings = Recordings::start(&rings, [], 1 << 16).unwrap();
         let recorder = recordings.recorder("gpu.example.com");
         let mut reload = reload(&path, conditions.clone());
+        let images = reload.live.images.images.subscribe();
+        let adapters = reload.live.adapters.subscribe();
+        let hardware = reload.live.images.hardware.clone();
         reload.live.recordings = recordings;
         reload.live.slices = Some((slices, ObjectName::new("node-1").unwrap()));
-        let text = "recording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 60, bindingConditions: [{driver: gpu.example.com, pool: node-1/p}]}\n";
+        let text = "devicePluginAdapters: [{resource: example.com/a, driver: a.example.com}]\ndriverImages: [{name: gpu, directory: /opt/gpu}]\nrecording: {drivers: [gpu.example.com]}\nkubernetes: {evictUnhealthyAfterSeconds: 60, bindingConditions: [{driver: gpu.example.com, pool: node-1/p}]}\n";
         write(text);
-        reload.apply(ConfigFile::read(&path)).await;
+        reload.apply(ConfigFile::read(&path));
         assert!(recorder.is_on());
+        let image = images.borrow()[0].clone();
+        assert_eq!(
+            (image.name.as_str(), image.side_files.as_path()),
+            ("gpu", directory.path())
+        );
+        assert_eq!(adapters.borrow()[0].driver.as_str(), "a.example.com");
+        assert_eq!(*hardware.own_directories(), [PathBuf::from("/opt/gpu")]);
         let now = settings.borrow_and_update().clone();
         assert_eq!(now.evict_after, Some(Duration::from_secs(60)));
         let pool = now.binding[0].pool.as_ref().unwrap();
         assert_eq!(pool.as_str(), "p", "a pool of this node");
-        reload.apply(ConfigFile::read(&path)).await;
+        reload.apply(ConfigFile::read(&path));
         assert!(!settings.has_changed().unwrap());
         assert!(conditions.list().is_empty());
 
         // A file that is not valid changes nothing.
         write("recordings: {}\n");
-        reload.apply(ConfigFile::read(&path)).await;
+        reload.apply(ConfigFile::read(&path));
         assert!(recorder.is_on() && !settings.has_changed().unwrap());
+        assert_eq!(images.borrow().len(), 1);
         write("kubernetes: {requestBurst: 5}\n");
-        reload.apply(ConfigFile::read(&path)).await;
+        reload.apply(ConfigFile::read(&path));
         assert!(!recorder.is_on() && settings.borrow().evict_after.is_none());
+        assert!(images.borrow().is_empty() && adapters.borrow().is_empty());
         let condition = conditions.list().remove(0);
         assert_eq!(condition.problem.code, "config-needs-restart");
         assert!(condition.problem.message.starts_with("kubernetes changed"));

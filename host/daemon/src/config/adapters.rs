@@ -13,7 +13,7 @@ use nodedock_model::{Adapter, Problem, ProblemCode, limit};
 use nodedock_wasm::trust::open;
 
 /// The source of the adapters of the config.
-pub(crate) const CONFIG: &str = "the config";
+const CONFIG: &str = "the config";
 
 const SUFFIX: &str = ".adapter.yaml";
 

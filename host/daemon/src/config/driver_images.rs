@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(images("/etc/nodedock/config.yaml")[0], gpu);
         assert_eq!(images("config.yaml")[1].side_files, Path::new("."));
         assert_eq!(read("").unwrap().driver_images, []);
-        assert_eq!(file.needs_restart(&ConfigFile::default()), ["driverImages"]);
+        assert_eq!(file.needs_restart(&ConfigFile::default()), [""; 0]);
     }
 
     #[test]

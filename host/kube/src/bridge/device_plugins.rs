@@ -327,6 +327,11 @@ impl DevicePluginController {
             gone.offer
                 .send_modify(|offer| Arc::make_mut(offer).devices.clear());
             gone.tasks.stop();
+            if gone.offer.borrow().source.driver().is_none() {
+                let mut withdrawn = self.context.withdrawn.lock();
+                withdrawn.retain(|(_, gone)| gone.strong_count() > 0);
+                withdrawn.push((name, Arc::downgrade(&gone)));
+            }
         }
         for (name, offer) in offers {
             let listed = Arc::new(self.listed(offer, &allocated));

@@ -1,6 +1,7 @@
-//! Events on claims of the local API that wait for devices, and on the pods that use them, as Kubernetes' scheduler publishes them.
+//! Events on claims of the local API that wait for devices, and on the pods that use them, as Kubernetes' scheduler publishes them; and on pods whose
+//! claims cannot be made of their templates, as its controller of claims does.
 //!
-//! Given the claims that wait after each decision, one task writes one Event for each claim and each of its pods. The Event has the newest
+//! Given the claims that wait after each decision, one task writes one Event for each claim and each of its pods, and for each claim of a pod that is not made. The Event has the newest
 //! reason and counts how often the claim was refused. A claim that gets its devices at once has no Event, and writes have a bounded rate: what
 //! changes in between is in the next one. None is dropped, as those of `crate::events` are when there are too many: a claim waits as long as it takes.
 
@@ -12,16 +13,20 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use nodedock_allocator::allocate::NotAllocated;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{LocalClaims, WaitingClaim};
+use super::{LocalClaims, UnmadeClaim, WaitingClaim};
 use crate::client::{ApiError, ErrorKind};
 use crate::events::{EVENT_MESSAGE_BYTES_MAX, EventWriter, of_claim, reference, warning};
 use nodedock_base::printable::one_line;
 use nodedock_base::rate::TokenBucket;
 use nodedock_model::ObjectRef;
 
+/// Reason and action of an Event.
+type Reason = (&'static str, &'static str);
+
 /// What the scheduler's Events about a pod that cannot run have, here of its claims too.
-const REASON: &str = "FailedScheduling";
-const ACTION: &str = "Scheduling";
+const NOT_ALLOCATED: Reason = ("FailedScheduling", "Scheduling");
+/// What the Events of Kubernetes' controller of claims have.
+const NOT_MADE: Reason = ("FailedResourceClaimCreation", "Creating");
 
 /// Time that a claim waits before it has an Event.
 const WAIT_MIN: Duration = Duration::from_secs(1);
@@ -41,18 +46,36 @@ const WRITES_PER_SECOND: u32 = 1;
 /// Claims that an Event names as holders.
 const HOLDERS_NAMED_MAX: usize = 4;
 
-/// UID of a claim, and of one of its pods.
-type Target = (String, Option<String>);
+/// What an Event is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Target {
+    /// UID of a claim that waits, and of one of its pods.
+    Claim(String, Option<String>),
+    /// UID of a pod, and its name of a claim that is not made.
+    Unmade(String, String),
+}
+
+/// What is so now.
+struct Observed<'a> {
+    target: Target,
+    reason: Reason,
+    regarding: ObjectReference,
+    related: Option<ObjectReference>,
+    /// The refusal. None: it is no claim's.
+    why: Option<&'a Arc<NotAllocated>>,
+    note: String,
+}
 
 /// One Event, and when it is to be written.
 struct Series {
+    reason: Reason,
     regarding: ObjectReference,
     related: Option<ObjectReference>,
-    /// Of the last refusal that was seen.
-    why: Arc<NotAllocated>,
+    /// The last refusal that was seen.
+    why: Option<Arc<NotAllocated>>,
     note: String,
     count: i32,
-    /// Among the claims that wait now. None: the claim does not wait now.
+    /// Among what is so now. None: it is not.
     place: Option<usize>,
     due: Instant,
     written: Option<Written>,
@@ -71,61 +94,57 @@ struct PendingEvents(BTreeMap<Target, Series>);
 
 impl PendingEvents {
     /// `here`: UIDs of all claims.
-    fn observe(&mut self, waiting: &[WaitingClaim], here: &BTreeSet<String>, now: Instant) {
+    fn observe(
+        &mut self,
+        waiting: &[WaitingClaim],
+        unmade: &[UnmadeClaim],
+        here: &BTreeSet<String>,
+        now: Instant,
+    ) {
         for series in self.0.values_mut() {
             series.place = None;
         }
-        let mut seen = BTreeSet::new();
-        for (place, claim) in waiting.iter().enumerate() {
-            seen.insert(claim.id.uid.to_string());
-            let note = note(claim);
-            self.observe_one(place, claim, None, &note, now);
-            let note = format!("claim {}: {note}", claim.id.name);
-            for pod in &claim.pods {
-                self.observe_one(place, claim, Some(pod), &note, now);
-            }
+        let of_claims = waiting.iter().flat_map(of_waiting);
+        let observed = of_claims.chain(unmade.iter().map(of_unmade));
+        for (place, observed) in observed.enumerate() {
+            self.observe_one(place, observed, now);
         }
+        let seen: BTreeSet<_> = waiting.iter().map(|claim| claim.id.uid.as_str()).collect();
         // A claim is not refused for a moment whenever it is decided again: its Event stays. A pod that is gone takes its Event with it.
-        self.0.retain(|(claim, _), series| {
-            here.contains(claim) && (series.place.is_some() || !seen.contains(claim))
+        self.0.retain(|target, series| {
+            series.place.is_some()
+                || matches!(target, Target::Claim(claim, _) if here.contains(claim) && !seen.contains(claim.as_str()))
         });
     }
 
-    fn observe_one(
-        &mut self,
-        place: usize,
-        claim: &WaitingClaim,
-        pod: Option<&ObjectRef>,
-        note: &str,
-        now: Instant,
-    ) {
-        let of_claim = ObjectReference {
-            api_version: Some("resource.k8s.io/v1".to_owned()),
-            ..of_claim(&claim.id)
-        };
-        let (regarding, related) = match pod {
-            None => (of_claim, None),
-            Some(pod) => (of_pod(pod), Some(of_claim)),
-        };
-        let target = (claim.id.uid.to_string(), pod.map(|pod| pod.uid.to_string()));
-        let series = self.0.entry(target).or_insert_with(|| Series {
+    fn observe_one(&mut self, place: usize, observed: Observed<'_>, now: Instant) {
+        let Observed {
+            target,
+            reason,
             regarding,
             related,
-            why: claim.why.clone(),
-            note: note.to_owned(),
+            why,
+            note,
+        } = observed;
+        let series = self.0.entry(target).or_insert_with(|| Series {
+            reason,
+            regarding,
+            related,
+            why: why.cloned(),
+            note: note.clone(),
             count: 1,
             place: None,
             due: now + WAIT_MIN,
             written: None,
         });
         series.place = Some(place);
-        if !Arc::ptr_eq(&series.why, &claim.why) {
-            series.why = claim.why.clone();
+        if !is_same(series.why.as_ref(), why) {
+            series.why = why.cloned();
             series.count = series.count.saturating_add(1);
         } else if series.note == note {
             return;
         }
-        note.clone_into(&mut series.note);
+        series.note = note;
         if let Some(written) = &series.written {
             series.due = series.due.min((written.at + UPDATE_EVERY).max(now));
         }
@@ -146,6 +165,63 @@ impl PendingEvents {
         }
         let target = target.clone();
         self.0.get_mut(&target)
+    }
+}
+
+fn is_same(one: Option<&Arc<NotAllocated>>, other: Option<&Arc<NotAllocated>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+/// The Events of a claim that waits: its own, and those of its pods.
+fn of_waiting(claim: &WaitingClaim) -> Vec<Observed<'_>> {
+    let object = ObjectReference {
+        api_version: Some("resource.k8s.io/v1".to_owned()),
+        ..of_claim(&claim.id)
+    };
+    let of = |pod: Option<&ObjectRef>, note: String| {
+        let (regarding, related) = match pod {
+            None => (object.clone(), None),
+            Some(pod) => (of_pod(pod), Some(object.clone())),
+        };
+        let pod = pod.map(|pod| pod.uid.to_string());
+        Observed {
+            target: Target::Claim(claim.id.uid.to_string(), pod),
+            reason: NOT_ALLOCATED,
+            regarding,
+            related,
+            why: Some(&claim.why),
+            note,
+        }
+    };
+    let note = note(claim);
+    let of_pods = format!("claim {}: {note}", claim.id.name);
+    let mut observed = vec![of(None, note)];
+    observed.extend(claim.pods.iter().map(|pod| of(Some(pod), of_pods.clone())));
+    observed
+}
+
+/// The Event of a pod's claim that cannot be made.
+fn of_unmade(unmade: &UnmadeClaim) -> Observed<'_> {
+    let UnmadeClaim {
+        pod,
+        claim,
+        template,
+    } = unmade;
+    let (namespace, uid) = (&pod.namespace, pod.uid.to_string());
+    let note = format!(
+        "cannot create the claim {claim}: there is no ResourceClaimTemplate {namespace}/{template}"
+    );
+    Observed {
+        target: Target::Unmade(uid, claim.clone()),
+        reason: NOT_MADE,
+        regarding: of_pod(pod),
+        related: None,
+        why: None,
+        note,
     }
 }
 
@@ -174,7 +250,7 @@ fn note(claim: &WaitingClaim) -> String {
     format!("cannot allocate devices: {}{holders}", claim.why.message)
 }
 
-/// Publishes the Events of claims that wait, until the claims are not decided any more.
+/// Publishes the Events of claims that wait and of claims that are not made, until the claims are not decided any more.
 pub(super) async fn publish(claims: LocalClaims, writer: EventWriter) {
     let mut views = claims.0.view.subscribe();
     let mut events = PendingEvents::default();
@@ -194,7 +270,8 @@ pub(super) async fn publish(claims: LocalClaims, writer: EventWriter) {
             .values()
             .filter_map(|claim| claim.metadata.uid.clone())
             .collect();
-        events.observe(&waiting(&claims), &here, Instant::now());
+        let unmade = claims.0.view.borrow().unmade.clone();
+        events.observe(&waiting(&claims), &unmade, &here, Instant::now());
         while let Some(series) = events.due(Instant::now())
             && tokens.take(Instant::now(), 0).is_ok()
         {
@@ -219,7 +296,8 @@ impl Series {
     /// Writes the Event, and sets when it is written again.
     async fn write(&mut self, writer: &EventWriter) {
         let note = one_line(&self.note, EVENT_MESSAGE_BYTES_MAX);
-        let event = warning(REASON, ACTION, note, self.related.clone());
+        let (reason, action) = self.reason;
+        let event = warning(reason, action, note, self.related.clone());
         let written = match &self.written {
             None => writer.create(&event, &self.regarding, self.count).await,
             Some(Written { name, count, .. }) => {
@@ -284,14 +362,14 @@ mod tests {
     async fn short_wait_has_no_event() {
         let (now, why) = (Instant::now(), refusal("none left"));
         let mut events = PendingEvents::default();
-        events.observe(&[waits("a", &why, &[])], &here(&["a"]), now);
+        events.observe(&[waits("a", &why, &[])], &[], &here(&["a"]), now);
         assert!(events.due(now).is_none());
-        events.observe(&[], &here(&["a"]), now + WAIT_MIN);
+        events.observe(&[], &[], &here(&["a"]), now + WAIT_MIN);
         assert!(events.next().is_none());
         // It is decided again, and its wait began before.
-        events.observe(&[waits("a", &why, &[])], &here(&["a"]), now + WAIT_MIN);
+        events.observe(&[waits("a", &why, &[])], &[], &here(&["a"]), now + WAIT_MIN);
         assert!(events.due(now + WAIT_MIN).is_some());
-        events.observe(&[], &here(&[]), now + WAIT_MIN);
+        events.observe(&[], &[], &here(&[]), now + WAIT_MIN);
         assert!(events.0.is_empty());
     }
 
@@ -300,7 +378,7 @@ mod tests {
         let (now, why) = (Instant::now(), refusal("none left"));
         let mut events = PendingEvents::default();
         let claims = [waits("b", &why, &["pod"]), waits("a", &why, &[])];
-        events.observe(&claims, &here(&["a", "b"]), now);
+        events.observe(&claims, &[], &here(&["a", "b"]), now);
         let first = events.due(now + WAIT_MIN).unwrap();
         assert_eq!(first.regarding.name.as_deref(), Some("b"));
         assert_eq!(events.0.len(), 3);
@@ -316,8 +394,44 @@ mod tests {
         ];
         assert_eq!(notes, expected);
         let without_pod = [waits("b", &why, &[]), waits("a", &why, &[])];
-        events.observe(&without_pod, &here(&["a", "b"]), now);
+        events.observe(&without_pod, &[], &here(&["a", "b"]), now);
         assert_eq!(events.0.len(), 2);
+    }
+
+    /// A pod whose template was misspelt waited without a word of it.
+    #[tokio::test(start_paused = true)]
+    async fn missing_template_has_pod_event() {
+        let server = Arc::new(ApiServer::start().await);
+        let mut events = PendingEvents::default();
+        let unmade = UnmadeClaim {
+            pod: ObjectRef::new("default", "web", "uid-web").unwrap(),
+            claim: "gpu".to_owned(),
+            template: "gpus".to_owned(),
+        };
+        events.observe(
+            &[],
+            std::slice::from_ref(&unmade),
+            &here(&[]),
+            Instant::now(),
+        );
+        assert!(events.due(Instant::now()).is_none(), "it may come at once");
+        tokio::time::advance(WAIT_MIN).await;
+        let found = written(&mut events, &server).await;
+        let [event] = &found[..] else {
+            panic!("{found:#?}")
+        };
+        assert_eq!(event["reason"], "FailedResourceClaimCreation");
+        assert_eq!(event["involvedObject"]["kind"], "Pod");
+        assert_eq!(event["involvedObject"]["uid"], "uid-web");
+        assert_eq!(
+            event["message"],
+            "cannot create the claim gpu: there is no ResourceClaimTemplate default/gpus"
+        );
+        // It is the same for as long as it lasts, and ends with the template or the pod.
+        events.observe(&[], &[unmade], &here(&[]), Instant::now());
+        assert_eq!(written(&mut events, &server).await.len(), 1);
+        events.observe(&[], &[], &here(&[]), Instant::now());
+        assert!(events.0.is_empty());
     }
 
     #[test]
@@ -351,7 +465,12 @@ mod tests {
         let server = Arc::new(ApiServer::start().await);
         let mut events = PendingEvents::default();
         let observe = |events: &mut PendingEvents, why: &Arc<NotAllocated>| {
-            events.observe(&[waits("a", why, &["pod"])], &here(&["a"]), Instant::now());
+            events.observe(
+                &[waits("a", why, &["pod"])],
+                &[],
+                &here(&["a"]),
+                Instant::now(),
+            );
         };
         observe(&mut events, &refusal("none left"));
         tokio::time::advance(WAIT_MIN).await;
@@ -360,7 +479,11 @@ mod tests {
         for event in &found {
             assert_eq!(
                 (&event["reason"], &event["type"], &event["action"]),
-                (&REASON.into(), &"Warning".into(), &ACTION.into())
+                (
+                    &"FailedScheduling".into(),
+                    &"Warning".into(),
+                    &"Scheduling".into()
+                )
             );
         }
         // Several changes are one write, after a time.
@@ -393,7 +516,7 @@ mod tests {
         let name = "a".repeat(SUBDOMAIN_BYTES_MAX);
         let mut claim = waits("a", &refusal(&"long ".repeat(1000)), &[]);
         claim.id = ObjectRef::new("default", &name, "a").unwrap();
-        events.observe(&[claim], &here(&["a"]), Instant::now());
+        events.observe(&[claim], &[], &here(&["a"]), Instant::now());
         tokio::time::advance(WAIT_MIN).await;
         let found = written(&mut events, &server).await;
         let [event] = &found[..] else {

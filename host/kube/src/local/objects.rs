@@ -7,7 +7,9 @@ use std::sync::Arc;
 use futures::stream::{BoxStream, select_all};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -30,6 +32,7 @@ pub(super) enum Change {
     Claim(ObjectEvent<ResourceClaim>),
     Class(ObjectEvent<DeviceClass>),
     Slice(ObjectEvent<ResourceSlice>),
+    Template(ObjectEvent<ResourceClaimTemplate>),
     Pod(ObjectEvent<Pod>),
     Node(ObjectEvent<Node>),
 }
@@ -40,10 +43,11 @@ pub(super) fn key(object: &impl ResourceExt) -> Key {
 
 /// All objects that an allocation depends on. It never ends.
 pub(super) fn changes(client: &kube::Client) -> impl Stream<Item = Change> + Send + use<> {
-    let streams: [BoxStream<'static, Change>; 5] = [
+    let streams: [BoxStream<'static, Change>; 6] = [
         watched(all::<ResourceClaim>(client), Change::Claim),
         watched(all::<DeviceClass>(client), Change::Class),
         watched(all::<ResourceSlice>(client), Change::Slice),
+        watched(all::<ResourceClaimTemplate>(client), Change::Template),
         watched(all::<Pod>(client), Change::Pod),
         watched(all::<Node>(client), Change::Node),
     ];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationResult, DeviceClass, DeviceRequestAllocationResult,
-    ResourceClaim, ResourceClaimConsumerReference, ResourceSlice,
+    ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
@@ -18,7 +18,7 @@ use nodedock_allocator::allocate::{
 use uuid::Uuid;
 
 use super::objects::{Change, Key, ObjectEvent, key, version};
-use super::{default_classes, names};
+use super::{UnmadeClaim, default_classes, names};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord, Hold, ObjectRef};
 
@@ -123,7 +123,7 @@ pub(super) enum Step {
     MakeNode,
     MakeClass(Box<DeviceClass>),
     RemoveClass(Arc<DeviceClass>),
-    /// Make a ResourceClaim of a template for a pod.
+    /// Make a ResourceClaim of a template, which is there, for a pod.
     Make {
         pod: Arc<Pod>,
         claim: PodResourceClaim,
@@ -159,6 +159,7 @@ pub(super) struct LocalClaimsState {
     slices: BTreeMap<Key, Arc<ResourceSlice>>,
     classes: BTreeMap<Key, Arc<DeviceClass>>,
     claims: BTreeMap<Key, Known>,
+    templates: BTreeMap<Key, Arc<ResourceClaimTemplate>>,
     pods: BTreeMap<Key, Arc<Pod>>,
     node_use: NodeUse,
     /// UIDs of claims with devices.
@@ -237,6 +238,7 @@ impl LocalClaimsState {
             slices: BTreeMap::new(),
             classes: BTreeMap::new(),
             claims: BTreeMap::new(),
+            templates: BTreeMap::new(),
             pods: BTreeMap::new(),
             node_use: NodeUse::default(),
             allocated: BTreeSet::new(),
@@ -247,7 +249,7 @@ impl LocalClaimsState {
             refused: BTreeSet::new(),
             has_node: false,
             epoch: 0,
-            unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
+            unlisted: BTreeSet::from(["claims", "classes", "slices", "templates", "pods", "nodes"]),
         }
     }
 
@@ -287,6 +289,17 @@ impl LocalClaimsState {
                 put(&mut self.slices, seen);
                 self.inventory = None;
                 self.epoch += 1;
+            }
+            Change::Template(seen) => {
+                self.unlisted
+                    .remove(if matches!(seen, ObjectEvent::Only(..)) {
+                        "templates"
+                    } else {
+                        ""
+                    });
+                // Pods whose claims cannot be made are shown.
+                self.shown += 1;
+                put(&mut self.templates, seen);
             }
             Change::Pod(seen) => {
                 self.unlisted
@@ -512,6 +525,41 @@ impl LocalClaimsState {
         pods
     }
 
+    /// Returns the claims of pods that cannot be made, as their template is not there.
+    pub(super) fn unmade(&self) -> Vec<UnmadeClaim> {
+        if !self.unlisted.is_empty() {
+            return Vec::new();
+        }
+        let pods = self.pods.values().filter(|pod| !is_over(pod));
+        let unmade = pods.flat_map(|pod| {
+            references(pod).filter_map(move |reference| self.unmade_claim(pod, reference))
+        });
+        unmade.collect()
+    }
+
+    fn unmade_claim(&self, pod: &Pod, reference: &PodResourceClaim) -> Option<UnmadeClaim> {
+        let template = reference.resource_claim_template_name.clone()?;
+        if self.has_template(pod, reference) || self.made_for(pod, &reference.name).is_some() {
+            return None;
+        }
+        let (namespace, name) = key(pod);
+        // no error: the API checked the names
+        let pod = ObjectRef::new(&namespace, &name, &pod.uid()?).ok()?;
+        Some(UnmadeClaim {
+            pod,
+            claim: reference.name.clone(),
+            template,
+        })
+    }
+
+    fn has_template(&self, pod: &Pod, reference: &PodResourceClaim) -> bool {
+        let template = reference.resource_claim_template_name.clone();
+        template.is_some_and(|template| {
+            let key = (pod.namespace().unwrap_or_default(), template);
+            self.templates.contains_key(&key)
+        })
+    }
+
     /// Returns the steps to be taken now, in this order. There are none before everything was listed once.
     ///
     /// Claims that had too many combinations are tried after all others, one at a time, so that their searches delay no other claim.
@@ -695,13 +743,16 @@ impl LocalClaimsState {
             .collect();
         let mut steps = Vec::new();
         let mut named = BTreeMap::new();
+        let mut is_complete = true;
         for reference in &templated {
             match self.made_for(pod, &reference.name) {
                 Some(name) => drop(named.insert(reference.name.clone(), name)),
-                None => steps.push(Step::Make {
+                None if self.has_template(pod, reference) => steps.push(Step::Make {
                     pod: pod.clone(),
                     claim: (*reference).clone(),
                 }),
+                // It is made once the template is there.
+                None => is_complete = false,
             }
         }
         let statuses = pod
@@ -711,7 +762,7 @@ impl LocalClaimsState {
         let known: BTreeMap<String, String> = statuses
             .filter_map(|status| Some((status.name.clone(), status.resource_claim_name.clone()?)))
             .collect();
-        if steps.is_empty() && !named.is_empty() && named != known {
+        if is_complete && steps.is_empty() && !named.is_empty() && named != known {
             steps.push(Step::Name {
                 pod: pod.clone(),
                 claims: named,

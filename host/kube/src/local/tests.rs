@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use nodedock_allocator::allocate::{Excluded, NodeRef, NotAllocated, NotAllocatedKind};
@@ -102,6 +102,10 @@ impl Machine {
             self.claims.keys().cloned().collect(),
             u64::MAX,
         )));
+        self.put_template("t");
+        let templates = BTreeSet::from([name("t")]);
+        self.state
+            .apply(Change::Template(ObjectEvent::Only(templates, u64::MAX)));
         self.state
             .apply(Change::Pod(ObjectEvent::Only(BTreeSet::new(), u64::MAX)));
         for pod in self.pods.values() {
@@ -116,6 +120,15 @@ impl Machine {
             u64::MAX,
         )));
         self.state.set_node_use(self.node_use.clone());
+    }
+
+    fn put_template(&mut self, template: &str) {
+        let template: ResourceClaimTemplate = of(json!({
+            "metadata": { "name": template, "namespace": "default" },
+            "spec": { "spec": { "devices": { "requests": [] } } },
+        }));
+        self.state
+            .apply(Change::Template(ObjectEvent::Is(Arc::new(template))));
     }
 
     fn put_devices(&mut self, devices: &Value) {
@@ -659,6 +672,52 @@ fn pod_gets_one_claim_per_template() {
     machine.restart(2);
     machine.settle();
     assert_eq!(machine.claims.len(), 1);
+}
+
+#[test]
+fn missing_template_is_awaited() {
+    let mut machine = Machine::new(2);
+    let pod = |name: &str, phase: &str| -> Pod {
+        let claims = json!([
+            { "name": "gpu", "resourceClaimTemplateName": "t" },
+            { "name": "nic", "resourceClaimTemplateName": "late" },
+        ]);
+        of(
+            json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+            "spec": { "containers": [], "resourceClaims": claims }, "status": { "phase": phase } }),
+        )
+    };
+    machine.put_pod(pod("ended", "Succeeded"));
+    machine.put_pod(pod("web", "Pending"));
+    machine.settle();
+    let named = |machine: &Machine| {
+        let statuses = machine.pods[&name("web")].status.clone();
+        statuses.and_then(|status| status.resource_claim_statuses)
+    };
+    assert_eq!(Vec::from_iter(machine.claims.keys()), [&name("web-gpu-x")]);
+    assert!(named(&machine).is_none(), "one of its claims is missing");
+    let unmade = machine.state.unmade();
+    let [unmade] = &unmade[..] else {
+        panic!("{unmade:?}")
+    };
+    assert_eq!(
+        (
+            unmade.pod.name.as_str(),
+            unmade.claim.as_str(),
+            unmade.template.as_str()
+        ),
+        ("web", "nic", "late")
+    );
+    let shown = machine.state.shown;
+    machine.put_template("late");
+    assert!(machine.state.shown > shown && machine.state.unmade().is_empty());
+    machine.settle();
+    assert_eq!(named(&machine).map(|all| all.len()), Some(2));
+    // Of a claim that is made the template may go.
+    machine
+        .state
+        .apply(Change::Template(ObjectEvent::Gone(name("late"))));
+    assert!(machine.state.unmade().is_empty());
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Writes {
         Api::namespaced(self.client.clone(), &of.namespace().unwrap_or_default())
     }
 
-    /// A claim of a template. Without the template there is none, and a later template changes nothing for the pod until it is written again.
+    /// A claim of a template, as the template is now.
     async fn make(
         &self,
         pod: &Pod,

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use notify::RecursiveMode;
 use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 pub use crate::files::driver_image::stem;
@@ -68,16 +68,16 @@ struct Listed {
 /// Files by stem.
 type Listing = BTreeMap<String, Listed>;
 
-/// Watches `directory` and the images until the tasks stop. The first list is reported like later changes.
+/// Watches `directory` and the images, which may be others at any time, until the tasks stop. The first list is reported like later changes.
 pub async fn watch(
     directory: PathBuf,
-    images: Vec<DriverImage>,
+    images: watch::Receiver<Vec<DriverImage>>,
     tasks: Tasks,
     events: mpsc::Sender<FileEvent>,
 ) {
     let drivers = DriversDirectory {
         path: directory,
-        images,
+        named: Some(images),
         ..DriversDirectory::default()
     };
     watched::follow(drivers, tasks, events).await;
@@ -99,7 +99,10 @@ pub fn present(directory: &Path) -> io::Result<Vec<String>> {
 #[derive(Default)]
 struct DriversDirectory {
     path: PathBuf,
+    /// The images of the last list.
     images: Vec<DriverImage>,
+    /// The images as the config names them. None: they are always the same.
+    named: Option<watch::Receiver<Vec<DriverImage>>>,
     reported: Listing,
     /// Files that are being written, and when they are reported all the same.
     unsettled: HashMap<PathBuf, Instant>,
@@ -125,15 +128,23 @@ impl Directory for DriversDirectory {
     }
 
     fn others(&self) -> Vec<PathBuf> {
-        let directories = self
-            .images
-            .iter()
-            .flat_map(|image| [&image.directory, &image.side_files]);
-        directories
-            .cloned()
-            .collect::<BTreeSet<_>>()
+        let named = self.named.as_ref().map(|named| named.borrow().clone());
+        let images = named.unwrap_or_else(|| self.images.clone());
+        let directories = images
             .into_iter()
-            .collect()
+            .flat_map(|image| [image.directory, image.side_files]);
+        directories.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    async fn outdated(&self) {
+        let changed = match self.named.clone() {
+            Some(mut named) => named.changed().await.is_ok(),
+            None => false,
+        };
+        if !changed {
+            // The images stay as they are.
+            std::future::pending().await
+        }
     }
 
     fn note(&mut self, event: &notify::Event) {
@@ -164,6 +175,9 @@ impl Directory for DriversDirectory {
     }
 
     fn look(&mut self) -> Vec<FileEvent> {
+        if let Some(named) = &mut self.named {
+            self.images.clone_from(&named.borrow_and_update());
+        }
         let (mut listing, is_complete) = self.list();
         let now = Instant::now();
         self.unsettled.retain(|_, take_at| *take_at > now);
@@ -185,7 +199,13 @@ impl Directory for DriversDirectory {
             events.push(FileEvent::Shadowed(shadowed));
         }
         for (stem, listed) in &listing {
-            if self.reported.get(stem) != Some(listed) && self.is_whole(listed, now) {
+            let before = self.reported.get(stem);
+            let is_changed = before != Some(listed);
+            let is_other_source =
+                before.is_some_and(|before| before.files.is_image != listed.files.is_image);
+            if is_changed && self.is_whole(listed, now) {
+                // An image in place of a file, or the reverse, is another driver.
+                events.extend(is_other_source.then(|| FileEvent::Gone(stem.clone())));
                 events.push(FileEvent::Changed(listed.files.clone()));
                 self.reported.insert(stem.clone(), listed.clone());
             }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::bindings::nodedock::driver::log::Level;
 use crate::{Limit, Stats};
-use nodedock_base::printable;
+use nodedock_base::printable::one_line;
 use nodedock_base::rate::TokenBucket;
 use nodedock_model::grant::LogRates;
 
@@ -112,15 +112,15 @@ impl LogSink {
     }
 }
 
-/// Message and fields in one line of bounded length.
+/// Message and fields in one line of bounded length. A longer one is shortened in its middle: the cause is at its end.
 fn render(message: &str, fields: &[(String, String)]) -> String {
-    let mut text = String::new();
-    let fields = fields.iter().take(FIELDS_MAX);
-    let parts = fields.flat_map(|(key, value)| [" ", key, "=", value]);
-    for part in [message].into_iter().chain(parts) {
-        printable::push(&mut text, part, LOG_LINE_BYTES_MAX);
+    let mut text = message.to_owned();
+    for (key, value) in fields.iter().take(FIELDS_MAX) {
+        for part in [" ", key, "=", value] {
+            text.push_str(part);
+        }
     }
-    text
+    one_line(&text, LOG_LINE_BYTES_MAX)
 }
 
 /// Remaining rate of lines and bytes, and the number of lines that were suppressed since the last one.
@@ -214,6 +214,18 @@ mod tests {
     fn log_record_is_one_bounded_line() {
         let fields = [("k\n".to_owned(), "\u{1b}[31mv".to_owned())];
         assert_eq!(render("a\r\nb", &fields), "a  b k = [31mv");
-        assert_eq!(render(&"é".repeat(5000), &[]).len(), LOG_LINE_BYTES_MAX);
+        assert_eq!(render("a", &[]), "a");
+    }
+
+    /// The end of a long line, which had the cause of an error, was not in the log.
+    #[test]
+    fn long_line_keeps_begin_and_end() {
+        let message = format!("reset gpu-0: {}: no such device", "é".repeat(5000));
+        let fields = [("errno".to_owned(), "ENODEV".to_owned())];
+        let line = render(&message, &fields);
+        assert!(line.len() <= LOG_LINE_BYTES_MAX && line.len() > LOG_LINE_BYTES_MAX - 8);
+        assert!(line.starts_with("reset gpu-0: é"), "{line}");
+        assert!(line.contains(" … "), "{line}");
+        assert!(line.ends_with(": no such device errno=ENODEV"), "{line}");
     }
 }

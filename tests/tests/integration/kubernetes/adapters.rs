@@ -76,9 +76,13 @@ impl Node {
 
     /// Starts the daemon with an adapter of the plugin, which registers again.
     async fn adapt(&mut self) {
+        self.start_again(ADAPTED).await;
+    }
+
+    async fn start_again(&mut self, config: &str) {
         let options = std::mem::take(self.daemon.options());
         let pod = format!("default/{}", self.pod);
-        *self.daemon.options() = options.config(ADAPTED).env("NODEDOCK_POD", &pod);
+        *self.daemon.options() = options.config(config).env("NODEDOCK_POD", &pod);
         self.daemon.crash().await;
         for plugin in [&self.plugin, &self.other] {
             plugin.serve().expect("its socket is made");
@@ -226,6 +230,50 @@ async fn plugin_changes_mechanism_without_losing_devices() {
             "is disabled",
         ],
     );
+    let allocated = node.kubelet.allocate(RESOURCE, 1).await;
+    assert_eq!(allocated.expect("seven are free").ids.len(), 1);
+}
+
+/// A new or deleted adapter had no effect before a restart.
+#[tokio::test]
+async fn adapter_comes_and_goes_live() {
+    let mut node = Node::start().await;
+    node.start_again(DRA).await;
+    node.until_listed(DEVICES, 0).await;
+    let old = node.kubelet.allocate(RESOURCE, 1).await;
+    let held = old.expect("eight are there").ids[0].clone();
+    let configure = |node: &Node, adapters: &str| {
+        let file = node
+            .daemon
+            .write("nodedock.yaml.new", format!("{DRA}{adapters}"));
+        std::fs::rename(file, node.daemon.path().join("nodedock.yaml")).expect("it is replaced");
+    };
+    configure(
+        &node,
+        "devicePluginAdapters: [{resource: example.com/nic, driver: nic.example.com, pool: nics}]\n",
+    );
+    let free: Vec<_> = (0..DEVICES)
+        .map(|n| format!("nic-{n}"))
+        .filter(|name| *name != held)
+        .collect();
+    let free: Vec<_> = free.iter().map(String::as_str).collect();
+    node.until_slices(&free).await;
+    assert_eq!(node.adapter().await.held, [held.as_str()]);
+    assert!(node.kubelet.allocate(RESOURCE, 1).await.is_err());
+    node.until_listed(0, 1).await;
+    node.kubelet.registered(DRIVER).await;
+    let claim = node.claim("new", free[0]);
+    node.prepare(&claim).await.expect("it is free");
+
+    // Without its entry it acts as a disabled one: the pool moves when it is free.
+    configure(&node, "");
+    node.until_reason("the pool waits for its devices to be free, to be offered by device-plugin")
+        .await;
+    assert!(node.adapter().await.removed);
+    node.unprepare(&claim).await;
+    node.cluster.api.delete("resourceclaims", NAMESPACE, "new");
+    node.until_slices(&[]).await;
+    node.until_listed(DEVICES - 1, 1).await;
     let allocated = node.kubelet.allocate(RESOURCE, 1).await;
     assert_eq!(allocated.expect("seven are free").ids.len(), 1);
 }

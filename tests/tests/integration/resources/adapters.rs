@@ -239,6 +239,57 @@ async fn allocated_plugin_devices_stay_until_end() {
     );
 }
 
+/// A file that was written or deleted had no effect before a restart.
+#[tokio::test]
+async fn adapter_files_take_effect_at_once() {
+    let daemon = Daemon::start().await;
+    let plugin = with_nics(&daemon, Script::ok(), 3).await;
+    let before = ready(&daemon, limited("old", &[(NIC, 1)])).await;
+    assert_eq!(ids(&before, "main", NIC), ["nic-0"]);
+    write_adapter(&daemon, ADAPTER);
+    until_devices(&daemon, &[("nic-1", "healthy"), ("nic-2", "healthy")]).await;
+    assert_eq!(adapter(&daemon).await.held, ["nic-0"]);
+    daemon.until_allocatable(NIC, 2).await;
+    daemon.prepared(claiming("new", &["nic-1"])).await;
+    let limits = ready(&daemon, limited("limited", &[(NIC, 1)])).await;
+    assert_eq!(ids(&limits, "main", NIC), ["nics/nic-2"]);
+    // The pod from before keeps what it has.
+    let again = ready(&daemon, limited("old", &[(NIC, 1)])).await;
+    assert_eq!(again.containers, before.containers);
+    for name in ["old", "limited"] {
+        daemon.unprepare(&pod(name)).await;
+    }
+    let healthy = ["nic-0", "nic-1", "nic-2", "nic-3"].map(|name| (name, "healthy"));
+    until_devices(&daemon, &healthy[..3]).await;
+    // Its registration is the one from before.
+    plugin.list(nics(4));
+    until_devices(&daemon, &healthy).await;
+
+    std::fs::remove_file(adapter_path(&daemon)).expect("it is there");
+    until_adapter(&daemon, |of| of.removed && !of.enabled).await;
+    assert_eq!(daemon.only_claim().await.state, "prepared");
+    write_adapter(&daemon, ADAPTER);
+    until_adapter(&daemon, |of| !of.removed && of.enabled).await;
+    daemon.unprepare(&pod("new")).await;
+    daemon.assert_empty().await;
+
+    // What only a start changes.
+    write_adapter(&daemon, &ADAPTER.replace("pool: nics", "pool: others"));
+    daemon.until_conditions(&["config-needs-restart"]).await;
+    write_adapter(&daemon, ADAPTER);
+    daemon.until_conditions(&[]).await;
+}
+
+async fn until_adapter(daemon: &Daemon, is_wanted: impl Fn(&v1::Adapter) -> bool) {
+    let wait = async {
+        while !is_wanted(&adapter(daemon).await) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(nodedock_tests::DEADLINE, wait).await;
+    assert!(waited.is_ok(), "{:?}", adapter(daemon).await);
+}
+
 #[tokio::test]
 async fn invalid_plugin_answer_leaves_nothing() {
     let mut daemon = Daemon::start().await;

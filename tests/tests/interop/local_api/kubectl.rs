@@ -153,6 +153,36 @@ async fn pending_claim_has_events() {
     assert_parts(&pod.expect("the pod has an Event"), &["claim one: "]);
 }
 
+/// A pod whose template was misspelt had no Event.
+#[tokio::test]
+async fn pod_without_template_has_event() {
+    let Some(machine) = Machine::start().await else {
+        return;
+    };
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web" },
+        "spec": { "containers": [{ "name": "main", "image": "none" }],
+            "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": "none" }] } });
+    machine.apply("pod", &pod.to_string()).await.done();
+    let described = async {
+        loop {
+            let described = machine.kubectl(&["describe", "pod/web"]).await.done();
+            if described.contains("FailedResourceClaimCreation") {
+                return described;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let described = tokio::time::timeout(DEADLINE, described).await;
+    assert_parts(
+        &described.expect("the pod has an Event"),
+        &[
+            "Warning",
+            "cannot create the claim gpu: there is no ResourceClaimTemplate default/none",
+            "nodedock",
+        ],
+    );
+}
+
 #[tokio::test]
 async fn lists_support_selectors_sorting_and_chunks() {
     let Some(machine) = Machine::start().await else {

@@ -428,7 +428,8 @@ impl Unprepares {
             self.records.report_freed();
             return Vec::new();
         };
-        tracing::warn!(%problem, "the outcome of an unprepare is not in the checkpoint");
+        // The checkpoint reports that it takes no writes.
+        tracing::debug!(%problem, "the outcome of an unprepare is not in the checkpoint");
         for uid in &uids {
             if let Some(end) = ends.get_mut(uid).filter(|end| end.is_ok()) {
                 *end = Err(problem.clone());

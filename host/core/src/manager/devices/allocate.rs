@@ -136,6 +136,25 @@ impl DeviceChoices {
         }
     }
 
+    /// Waits until no request is about to take devices of a resource by the IDs of its plugin. The plugin is an adapter's by now, so no other
+    /// request begins to.
+    pub(in crate::manager) async fn until_in_claims(&self, resource: &ExtendedResource) {
+        let mut changes = self.devices.changes();
+        // A choice that began before ends first.
+        drop(self.resource_locks.take([resource.clone()]).await);
+        loop {
+            changes.mark_unchanged();
+            let is_reserved = |known: &Reserved| known.resource == *resource;
+            if !self.chosen.lock().values().any(is_reserved) {
+                return;
+            }
+            // The end of the reservations is reported; without a sender the devices are gone as well.
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     pub(in crate::manager) fn reservations<'a>(&'a self, pod: &'a Uid) -> Reservations<'a> {
         Reservations { choices: self, pod }
     }

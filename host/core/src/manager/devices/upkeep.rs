@@ -47,7 +47,8 @@ impl Devices {
         loop {
             changes.mark_unchanged();
             let retry = self.store_owners(&checkpoint).await.err().map(|problem| {
-                tracing::warn!(%problem, "the sources of extended resources are not stored yet");
+                // The checkpoint reports that it takes no writes.
+                tracing::debug!(%problem, "the sources of extended resources are not stored yet");
                 Instant::now() + OWNERS_RETRY
             });
             tokio::select! {

@@ -15,7 +15,12 @@ impl Watched {
         let tasks = Tasks::new();
         tasks.spawn(
             "watch",
-            watch(dir.path().to_owned(), Vec::new(), tasks.clone(), sender),
+            watch(
+                dir.path().to_owned(),
+                watch::Sender::default().subscribe(),
+                tasks.clone(),
+                sender,
+            ),
         );
         Self { dir, events, tasks }
     }
@@ -343,7 +348,12 @@ async fn grant_beside_config_is_watched() {
     let tasks = Tasks::new();
     tasks.spawn(
         "watch",
-        watch(dir.path().join("drivers"), vec![gpu], tasks.clone(), sender),
+        watch(
+            dir.path().join("drivers"),
+            watch::Sender::new(vec![gpu]).subscribe(),
+            tasks.clone(),
+            sender,
+        ),
     );
     while events.recv().await != Some(FileEvent::Listed) {}
     // Far earlier than the next list on a timer.
@@ -356,6 +366,69 @@ async fn grant_beside_config_is_watched() {
     };
     assert_eq!(files.grant, Some(dir.path().join("gpu.grant.yaml")));
     assert!(tasks.drain(Duration::from_secs(60)).await);
+}
+
+/// Another list of images took effect at the next start alone.
+#[tokio::test]
+async fn images_follow_the_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let drivers = dir.path().join("drivers");
+    let (gpu, nic) = (image(dir.path(), "gpu"), image(dir.path(), "nic"));
+    let other = DriverImage {
+        directory: dir.path().join("other"),
+        ..gpu.clone()
+    };
+    let file = put_in(&drivers, "gpu.wasm");
+    for image in [&gpu, &nic, &other] {
+        put_in(&image.directory, "a.wasm");
+    }
+    let (images, (sender, mut events)) = (watch::Sender::new(Vec::new()), mpsc::channel(16));
+    let tasks = Tasks::new();
+    let following = watch(drivers, images.subscribe(), tasks.clone(), sender);
+    tasks.spawn("watch", following);
+    let mut next = async || {
+        let event = tokio::time::timeout(limit::RELIST_PERIOD / 3, events.recv()).await;
+        match event.expect("it is noticed at once").unwrap() {
+            FileEvent::Changed(files) => {
+                format!("{}: {}", files.stem, files.wasm.unwrap().display())
+            }
+            FileEvent::Gone(stem) => format!("{stem} is gone"),
+            FileEvent::Shadowed(files) => format!("{} shadowed", files.len()),
+            event => format!("{event:?}"),
+        }
+    };
+    let of = |image: &DriverImage| {
+        format!(
+            "{}: {}",
+            image.name,
+            image.directory.join("a.wasm").display()
+        )
+    };
+    let of_file = format!("gpu: {}", file.display());
+    assert_eq!(
+        [next().await, next().await],
+        [of_file.clone(), "Listed".to_owned()]
+    );
+    images.send_replace(vec![gpu.clone(), nic.clone()]);
+    let wanted = ["1 shadowed", "gpu is gone", &of(&gpu), &of(&nic)];
+    for wanted in wanted {
+        assert_eq!(next().await, wanted);
+    }
+    // The same image in another directory is another version of the driver.
+    images.send_replace(vec![other.clone()]);
+    assert_eq!(
+        [next().await, next().await],
+        [of(&other), "nic is gone".to_owned()]
+    );
+    // Its directory is watched.
+    put_in(&other.directory, "a.wasm.sig");
+    assert_eq!(next().await, of(&other));
+    images.send_replace(Vec::new());
+    let wanted = ["0 shadowed", "gpu is gone", &of_file];
+    for wanted in wanted {
+        assert_eq!(next().await, wanted);
+    }
+    assert!(tasks.drain(Duration::from_secs(5)).await);
 }
 
 #[tokio::test]
