@@ -122,10 +122,12 @@ async fn entries_take_effect_at_once() {
             driver.digest == digest(&new) && driver.state == "serving"
         })
         .await;
-    // Without its entry the driver ends, and its claim stays until its pod is gone.
+    // Without its entry the driver ends, and its claim stays.
     configure("{}\n");
     daemon.until_gone("gpu.wasm").await;
     assert_eq!(daemon.only_claim().await.state, "prepared");
+    configure(&entry("new"));
+    daemon.until_serving("gpu.wasm").await;
     assert_eq!(
         daemon.unprepare(&pod("one")).await,
         [("a".to_owned(), "unprepared".to_owned())]

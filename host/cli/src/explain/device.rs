@@ -1,5 +1,7 @@
 //! A device by each of its names, or the reason for which it is not offered.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use nodedock_proto::node::v1;
 
@@ -7,6 +9,8 @@ use super::devices;
 use crate::client::Client;
 use crate::output::{join, print_text};
 use crate::{describe, names};
+use nodedock_base::printable::one_line;
+use nodedock_model::limit::LABEL_VALUE_BYTES_MAX;
 
 pub(super) async fn device(mut client: Client, name: &str) -> Result<()> {
     let answer = devices(&mut client).await?;
@@ -106,6 +110,11 @@ fn device_lines(device: &v1::Device) -> Vec<String> {
     }
     let taints = device.taints.iter().map(describe::taint);
     lines.extend(taints.map(|taint| format!("  taint: {taint}")));
+    let annotations: BTreeMap<_, _> = device.annotations.iter().collect();
+    lines.extend(annotations.into_iter().map(|(key, value)| {
+        let value = one_line(value, LABEL_VALUE_BYTES_MAX);
+        format!("  annotation: {key}={value}")
+    }));
     lines
 }
 
@@ -136,6 +145,9 @@ mod tests {
             name: "gpu-0".to_owned(),
             health: "unhealthy".to_owned(),
             health_message: "too hot".to_owned(),
+            annotations: [("b.example.com/slot", "4\n  free"), ("a", "")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
             ..v1::Device::default()
         };
         let of_plugin = v1::LeftOut {
@@ -160,11 +172,13 @@ mod tests {
             [
                 "gpu-0 of gpu.example.com/node-1/a is offered",
                 "  health: unhealthy: too hot",
-                "  used by no claim and no pod"
+                "  used by no claim and no pod",
+                "  annotation: a=",
+                "  annotation: b.example.com/slot=4   free",
             ]
         );
         assert_eq!(lines("node-1/a/gpu-0"), lines("a/gpu-0"));
-        assert_eq!(lines("gpu-0").len(), 6);
+        assert_eq!(lines("gpu-0").len(), 10);
         assert_eq!(
             lines("0000:3b:00.0"),
             [

@@ -170,7 +170,8 @@ impl Run {
             entries,
             is_incomplete: false,
         };
-        let applied = self.adapters.apply(entries, &Claimed::new(), &self.tasks);
+        let claimed = Claimed::new();
+        let applied = self.adapters.apply(entries, &claimed, &self.tasks);
         applied.await.unwrap()
     }
 

@@ -122,7 +122,8 @@ async fn unreadable_file_keeps_its_adapter() {
         entries: vec![second()],
         is_incomplete: true,
     };
-    let applied = run.adapters.apply(unread, &Claimed::new(), &run.tasks);
+    let claimed = Claimed::new();
+    let applied = run.adapters.apply(unread, &claimed, &run.tasks);
     assert_eq!(applied.await, Ok(BTreeSet::new()));
     let views = run.adapters.list();
     assert!(views.iter().all(|view| view.enabled && !view.is_removed));
@@ -166,7 +167,8 @@ async fn change_without_commit_has_no_effect() {
         entries: vec![entry()],
         is_incomplete: false,
     };
-    let applied = run.adapters.apply(entries, &Claimed::new(), &run.tasks);
+    let claimed = Claimed::new();
+    let applied = run.adapters.apply(entries, &claimed, &run.tasks);
     assert_eq!(applied.await.unwrap_err().code, "checkpoint-unavailable");
     assert!(!run.adapters.adapts(&resource()));
 }

@@ -52,7 +52,7 @@ async fn existing_and_later_files_are_reported() {
     assert_eq!(watched.changed().await.stem, "b");
     std::fs::remove_file(watched.path("a.wasm")).unwrap();
     assert_eq!(watched.next().await, FileEvent::Gone("a".to_owned()));
-    assert!(watched.tasks.drain(Duration::from_secs(60)).await);
+    assert!(watched.tasks.drain(Duration::from_secs(5)).await);
 }
 
 #[tokio::test]
@@ -365,7 +365,7 @@ async fn grant_beside_config_is_watched() {
         panic!("it was not noticed")
     };
     assert_eq!(files.grant, Some(dir.path().join("gpu.grant.yaml")));
-    assert!(tasks.drain(Duration::from_secs(60)).await);
+    assert!(tasks.drain(Duration::from_secs(5)).await);
 }
 
 /// Another list of images took effect at the next start alone.
