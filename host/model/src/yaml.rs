@@ -50,16 +50,17 @@ fn documents_with(text: &str, aliases: Aliases) -> Result<Vec<Value>, SyntaxErro
     Ok(documents)
 }
 
-/// Reads the only document of a text like [`documents`], with or without aliases.
+/// Reads the only document of a text like [`documents`], with or without aliases; a text without any is null.
 ///
 /// # Errors
 ///
-/// Those of [`documents`], an alias where there may be none, and none or more than one document.
+/// Those of [`documents`], an alias where there may be none, and more than one document.
 pub fn document(text: &str, aliases: Aliases) -> Result<Value, SyntaxError> {
-    let documents = documents_with(text, aliases)?;
-    <[Value; 1]>::try_from(documents)
-        .map(|[document]| document)
-        .map_err(|documents| SyntaxError::Documents(documents.len()))
+    let mut documents = documents_with(text, aliases)?;
+    match documents.len() {
+        0 | 1 => Ok(documents.pop().unwrap_or(Value::Null)),
+        more => Err(SyntaxError::Documents(more)),
+    }
 }
 
 /// The end of an object in JSON at a place of a text, and where the next document begins: after a line `---` if one follows. `None`: there is
