@@ -97,7 +97,7 @@ impl Dra {
             return Err(Status::invalid_argument("there is no claim"));
         }
         if driver.has(Fault::BusyWithMany) || driver.has(Fault::StuckAfterACancelledCall) {
-            // Calls of a crowd last until all have come, also on a busy machine.
+            // Calls at once last until all have come, also on a busy machine.
             let milliseconds = if others > 4 { 1000 } else { 20 };
             tokio::time::sleep(Duration::from_millis(milliseconds)).await;
         }
