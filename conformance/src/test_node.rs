@@ -446,7 +446,7 @@ impl TestNode {
 
     /// Connects to the registration socket of a DRA driver and asks what it is.
     async fn info(&self, socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo)> {
-        let mut client = self.registration(socket).await?;
+        let mut client = registration(socket).await?;
         let info = get_info(&mut client).await?;
         ensure!(
             info.r#type == "DRAPlugin",
@@ -499,17 +499,6 @@ impl TestNode {
     pub(crate) async fn dial(&self, endpoint: &Path) -> Result<Client> {
         let client = Client::dial(endpoint, AT_ONCE, self.options.call_timeout, &self.log);
         client.await.context("its endpoint")
-    }
-
-    /// A client of a registration socket, which names it as a kubelet does.
-    async fn registration(&self, socket: &Path) -> Result<RegistrationClient<Channel>> {
-        let stream = authority::dial(socket, AT_ONCE)
-            .await
-            .map_err(|why| anyhow!("{why}"))?;
-        let channel = authority::channel(stream, authority::of_path(socket)).await;
-        Ok(RegistrationClient::new(
-            channel.map_err(|why| anyhow!("{why}"))?.0,
-        ))
     }
 
     /// The slices of a driver, when its pools are complete and it has written none for a while; none if it has published none in time.
@@ -771,6 +760,17 @@ fn boot_id(boot: usize) -> String {
         id.push_str(&format!("{:x}", digit(place)));
     }
     id
+}
+
+/// A client of a registration socket, which names it as a kubelet does.
+async fn registration(socket: &Path) -> Result<RegistrationClient<Channel>> {
+    let stream = authority::dial(socket, AT_ONCE)
+        .await
+        .map_err(|why| anyhow!("{why}"))?;
+    let channel = authority::channel(stream, authority::of_path(socket)).await;
+    Ok(RegistrationClient::new(
+        channel.map_err(|why| anyhow!("{why}"))?.0,
+    ))
 }
 
 async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
