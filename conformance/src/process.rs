@@ -146,7 +146,8 @@ impl Process {
             }
             for pid in left {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
-                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+                // One that does not end at once is collected in a later round.
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
             }
         }
     }

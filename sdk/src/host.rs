@@ -12,8 +12,8 @@ use crate::fake_node::FakeNode as Backend;
 use crate::wasm::Imports as Backend;
 use crate::{ClaimRecord, Problem, ProblemKind, present};
 
-/// Files that [`Sysfs::power_fault`] reads, as a glob for [`DriverInfo::sysfs_read`](crate::DriverInfo::sysfs_read).
-pub const POWER_FILES: &str = "devices/**/power/runtime_status";
+/// Files that [`Sysfs::power_fault`] reads, as globs for [`DriverInfo::sysfs_read`](crate::DriverInfo::sysfs_read).
+pub const POWER_FILES: [&str; 1] = ["devices/**/power/runtime_status"];
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.

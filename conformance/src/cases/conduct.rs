@@ -251,28 +251,31 @@ impl Cycles {
                 .with_context(|| format!("in cycle {done}"))?;
             done += 1;
             if done == self.uncounted {
-                before = usage(node);
+                before = usage(node).map(|usage| (done, usage));
             } else if done.is_multiple_of(self.checked)
-                && let (Some(before), Some(after)) = (before, usage(node))
-                && self.is_clear(done, bound.growth(&before, &after), bound.max)
+                && let (Some((since, first)), Some(after)) = (before, usage(node))
             {
-                node.log
-                    .add(format!("{done} cycles of prepare and unprepare say enough"));
-                return Ok(Ok([before, after]));
+                if self.is_clear(done - since, bound.growth(&first, &after), bound.max) {
+                    node.log
+                        .add(format!("{done} cycles of prepare and unprepare say enough"));
+                    return Ok(Ok([first, after]));
+                }
+                // What is given back after the first cycles must not hide a leak.
+                if (bound.of)(&after) < (bound.of)(&first) {
+                    before = Some((done, after));
+                }
             }
         }
         node.log
             .add(format!("{done} cycles of prepare and unprepare"));
+        let before = before.map(|(_, usage)| usage);
         Ok(self.known(done, time, before, usage(node)))
     }
 
     /// Returns whether the growth, continued to the last cycle, would stay below half of the maximum. At least twice the uncounted cycles
     /// have to be counted.
-    fn is_clear(&self, done: usize, grown: u64, max: u64) -> bool {
-        let (counted, all) = (
-            done.saturating_sub(self.uncounted),
-            self.most - self.uncounted,
-        );
+    fn is_clear(&self, counted: usize, grown: u64, max: u64) -> bool {
+        let all = self.most - self.uncounted;
         let [counted_share, all_share] = [counted, all].map(|cycles| cycles as u64);
         counted >= 2 * self.uncounted && 2 * grown * all_share < max * counted_share
     }
@@ -432,13 +435,14 @@ mod tests {
             (1000, 16 * mib, false),
         ] {
             assert_eq!(
-                MEMORY_CYCLES.is_clear(done, grown, max),
+                MEMORY_CYCLES.is_clear(done - MEMORY_CYCLES.uncounted, grown, max),
                 expected,
                 "{done} {grown}"
             );
         }
         for (done, grown, expected) in [(20, 0, false), (40, 2, true), (40, 3, false)] {
-            assert_eq!(FILES_CYCLES.is_clear(done, grown, FILES.max), expected);
+            let counted = done - FILES_CYCLES.uncounted;
+            assert_eq!(FILES_CYCLES.is_clear(counted, grown, FILES.max), expected);
         }
         let [before, after] = [(40, 7), (30, 9)].map(|(memory, files)| Usage { memory, files });
         assert_eq!(MEMORY.growth(&before, &after), 0);

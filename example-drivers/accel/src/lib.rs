@@ -51,7 +51,7 @@ impl Driver for Accel {
             .sysfs_read(CLASSES.map(|(class, _)| format!("class/{class}/*/dev")))
             .sysfs_read(PCI_TEXTS.map(|file| format!("bus/pci/devices/*/{file}")))
             .sysfs_read(FIRMWARE_FILES.into_iter().chain(USB_FILES))
-            .sysfs_read(["devices/**/driver", POWER_FILES])
+            .sysfs_read(["devices/**/driver"].into_iter().chain(POWER_FILES))
             .sysfs_read(FAULTS.map(|(class, file, _)| format!("class/{class}/*/{file}")))
             .device_nodes(["/dev/accel/*", "/dev/apex_*", "/dev/hailo*"])
             .env(["ACCEL_*"])

@@ -1,6 +1,6 @@
 //! Disks and partitions as `/sys` shows them: their names, what uses them, and whether they work.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nodedock_sdk::{Device, Host, Problem, dns_label, last_segment, present};
 
@@ -8,7 +8,7 @@ use nodedock_sdk::{Device, Host, Problem, dns_label, last_segment, present};
 const IDS: [&str; 4] = ["wwid", "device/wwid", "device/cid", "serial"];
 
 /// Further files that the driver reads, of a disk and of a partition.
-const FILES: [&str; 6] = ["dev", "hidden", "partition", "ro", "size", "uevent"];
+const FILES: [&str; 5] = ["dev", "hidden", "partition", "size", "uevent"];
 const DEVICE_FILES: [&str; 3] = ["device/model", "device/serial", "device/state"];
 
 /// Where file systems list the devices that are mounted anywhere: ext4, xfs and f2fs by name, btrfs below each file system.
@@ -51,10 +51,8 @@ impl Volume {
         let state = state.filter(|state| OFFLINE.contains(&state.as_str()));
         let fault = state.map(|state| format!("its state is {state}"));
         let medium = self.refusal.clone().filter(|reason| reason == NO_MEDIUM);
-        let ro: Option<u8> = sysfs.find_parsed(&format!("class/block/{}/ro", self.kernel))?;
-        let read_only = (ro == Some(1)).then(|| "it is read-only".to_owned());
         let node = host.device_nodes().fault(&self.path, self.numbers)?;
-        Ok(fault.or(medium).or(read_only).or(node))
+        Ok(fault.or(medium).or(node))
     }
 }
 
@@ -72,6 +70,13 @@ pub(crate) fn all(host: &Host) -> Result<Vec<Volume>, Problem> {
     for path in sysfs.glob("class/block/*")? {
         volumes.extend(present(read(host, &path))?.flatten());
     }
+    // An empty slot of a reader, or a path that is not in use now, does not take the name of a disk.
+    let with_medium: BTreeSet<_> = volumes
+        .iter()
+        .filter(|one| one.refusal.is_none())
+        .map(|one| one.device.name.clone())
+        .collect();
+    volumes.retain(|one| one.refusal.is_none() || !with_medium.contains(&one.device.name));
     let names: Vec<_> = volumes.iter().map(|one| one.device.name.clone()).collect();
     let disks: Vec<_> = volumes.iter().filter_map(|one| one.disk.clone()).collect();
     for volume in &mut volumes {
@@ -119,7 +124,8 @@ fn read(host: &Host, path: &str) -> Result<Option<Volume>, Problem> {
     let mut lines = uevent.lines();
     let uuid = lines.find_map(|line| line.strip_prefix("PARTUUID="));
     texts.extend(uuid.map(|uuid| ("partuuid", uuid.to_owned())));
-    let path = format!("/dev/{kernel}");
+    // The kernel has no slash in a name below `/sys`.
+    let path = format!("/dev/{}", kernel.replace('!', "/"));
     // The kernel counts in units of 512 bytes, whatever sectors the device has.
     let device = Device::new(name)
         .texts(texts)

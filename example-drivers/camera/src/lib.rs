@@ -60,10 +60,15 @@ impl Driver for CameraDriver {
             .summary("Cameras with all of their nodes, named by where they are plugged in")
             .sysfs_read(["class/video4linux/*", "bus/media/devices/*"])
             .sysfs_read(["dev", "index", "name"].map(|file| format!("class/video4linux/*/{file}")))
-            .sysfs_read(["bus/media/devices/*/dev", "devices/**/driver", POWER_FILES])
+            .sysfs_read(["bus/media/devices/*/dev", "devices/**/driver"])
             .sysfs_read(USB_TEXTS.map(|(_, file)| format!("bus/usb/devices/*/{file}")))
             .sysfs_read(PCI_TEXTS.map(|(_, file)| format!("bus/pci/devices/*/{file}")))
-            .sysfs_read(FIRMWARE_FILES.into_iter().chain(USB_FILES))
+            .sysfs_read(
+                FIRMWARE_FILES
+                    .into_iter()
+                    .chain(USB_FILES)
+                    .chain(POWER_FILES),
+            )
             .device_nodes(["/dev/media*", "/dev/v4l-subdev*", "/dev/video*"])
             .env(["CAMERA_*"])
             .events(["media", "usb", "video4linux"])

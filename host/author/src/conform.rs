@@ -10,7 +10,7 @@ use nodedock_conformance::{
     CaseResult, DaemonSockets, Options, Outcome, PLACEHOLDERS, Program, Running, SIDE_BY_SIDE,
     Target,
 };
-use nodedock_model::grant::Grant;
+use nodedock_model::grant::{Capabilities, Grant};
 use nodedock_model::limit;
 use serde_json::Value;
 
@@ -224,12 +224,25 @@ fn gives_nothing(grant: &[u8]) -> bool {
     let grant = std::str::from_utf8(grant)
         .ok()
         .and_then(|text| Grant::parse(text).ok());
-    grant.is_some_and(|Grant { allowed, .. }| {
-        allowed.sysfs_write.is_empty()
-            && allowed.pci_driver.is_empty()
-            && allowed.device_nodes.is_empty()
-            && allowed.net_devices.is_empty()
-    })
+    let Some(Grant { allowed, .. }) = grant else {
+        return false;
+    };
+    // Without `..`: an additional capability is decided here.
+    let Capabilities {
+        sysfs_write,
+        pci_driver,
+        device_nodes,
+        net_devices,
+        sysfs_read: _,
+        host_files: _,
+        mounts: _,
+        hooks: _,
+        env: _,
+    } = allowed;
+    sysfs_write.is_empty()
+        && pci_driver.is_empty()
+        && device_nodes.is_empty()
+        && net_devices.is_empty()
 }
 
 /// `temporary` exists and lives as long as the run.

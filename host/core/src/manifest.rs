@@ -144,11 +144,12 @@ impl ManifestError {
     }
 
     /// Returns the same with the line in the text that was read.
-    fn in_text(self, text: &str) -> Self {
+    /// `empty`: number of empty documents before it, which the reader of lines does not count.
+    fn in_text(self, text: &str, empty: usize) -> Self {
         let Self::Mismatch { document, .. } = self else {
             return self;
         };
-        self.map_place(|place| place.in_text(text, document))
+        self.map_place(|place| place.in_text(text, document.saturating_sub(empty)))
     }
 
     fn map_place(self, change: impl FnOnce(Place) -> Place) -> Self {
@@ -236,8 +237,12 @@ fn parse_as(
 ) -> Result<Objects, ManifestError> {
     let documents = split(text, name)?;
     let mut objects = Objects::default();
+    let mut empty = 0;
     for (index, document) in documents.into_iter().enumerate() {
-        take(document, index + 1, written, &mut objects).map_err(|error| error.in_text(text))?;
+        let is_empty = document.is_null();
+        take(document, index + 1, written, &mut objects)
+            .map_err(|error| error.in_text(text, empty))?;
+        empty += usize::from(is_empty);
     }
     Ok(objects)
 }

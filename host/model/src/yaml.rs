@@ -23,8 +23,8 @@ pub enum SyntaxError {
         column: usize,
         what: String,
     },
-    #[error("{0} documents instead of one")]
-    Documents(usize),
+    #[error("it has more than one document")]
+    Documents,
 }
 
 /// Reads every document of a text; an empty one is null. `0755` is an octal number, `8080.0` and `1e3` are whole numbers, and `on` is true,
@@ -35,16 +35,20 @@ pub enum SyntaxError {
 /// The text is not YAML, a mapping has a key twice, a key is null, a list or a mapping, a number is not finite, or the text nests deeper
 /// than 128 levels or repeats more than 64 MiB by aliases.
 pub fn documents(text: &str) -> Result<Vec<Value>, SyntaxError> {
-    documents_with(text, Aliases::Expanded)
+    documents_with(text, Aliases::Expanded, usize::MAX)
 }
 
-fn documents_with(text: &str, aliases: Aliases) -> Result<Vec<Value>, SyntaxError> {
+/// Reads the documents, and no further ones once there are more than `most`.
+fn documents_with(text: &str, aliases: Aliases, most: usize) -> Result<Vec<Value>, SyntaxError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut documents = Vec::new();
     let mut begin = 0;
     while let Some((end, next)) = json_object(text, begin) {
         compose::documents(text, begin..end, aliases, &mut documents)?;
         begin = next;
+        if documents.len() > most {
+            return Ok(documents);
+        }
     }
     compose::documents(text, begin..text.len(), aliases, &mut documents)?;
     Ok(documents)
@@ -56,11 +60,12 @@ fn documents_with(text: &str, aliases: Aliases) -> Result<Vec<Value>, SyntaxErro
 ///
 /// Those of [`documents`], an alias where there may be none, and more than one document.
 pub fn document(text: &str, aliases: Aliases) -> Result<Value, SyntaxError> {
-    let mut documents = documents_with(text, aliases)?;
-    match documents.len() {
-        0 | 1 => Ok(documents.pop().unwrap_or(Value::Null)),
-        more => Err(SyntaxError::Documents(more)),
-    }
+    let mut documents = documents_with(text, aliases, 1)?;
+    let document = documents.pop().unwrap_or(Value::Null);
+    documents
+        .is_empty()
+        .then_some(document)
+        .ok_or(SyntaxError::Documents)
 }
 
 /// The end of an object in JSON at a place of a text, and where the next document begins: after a line `---` if one follows. `None`: there is

@@ -171,6 +171,18 @@ fn aliases_and_nesting_are_bounded() {
     }
     let error = documents(&bomb).unwrap_err().to_string();
     assert!(error.contains("aliases repeat more than"), "{error}");
+    // Each level would be there once more.
+    let (begin, end) = ("&a [".repeat(120), "]".repeat(120));
+    let anchors = format!("{begin}{}{end}", "1,".repeat(100_000));
+    let error = documents(&anchors).unwrap_err().to_string();
+    assert!(error.contains("anchors and aliases repeat"), "{error}");
+    assert!(document(&anchors, Aliases::Refused).is_ok());
+    let long = format!("{{{0}: 1, {0}: 2}}", "k".repeat(1_000_000));
+    let error = documents(&long).unwrap_err().to_string();
+    assert!(
+        error.len() < 1024 && error.contains("is there twice"),
+        "{error}"
+    );
     let refused = document("a: &x 1\nb: *x\n", Aliases::Refused).unwrap_err();
     assert!(
         refused.to_string().contains("aliases are not supported"),
@@ -185,6 +197,11 @@ fn text_has_one_document() {
     assert_eq!(read(""), Ok(Value::Null));
     assert_eq!(
         read("a\n---\nb\n"),
-        Err("2 documents instead of one".to_owned())
+        Err("it has more than one document".to_owned())
     );
+    // Each takes as long as the first.
+    let many = "{}".repeat(500_000);
+    assert_eq!(read(&many), Err("it has more than one document".to_owned()));
+    let second = document("{}\n {\"a\" 1}", Aliases::Refused).unwrap_err();
+    assert!(second.to_string().starts_with("line 2, "), "{second}");
 }

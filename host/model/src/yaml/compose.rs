@@ -10,8 +10,10 @@ use super::{SyntaxError, scalar};
 
 /// Nesting of a document, as `serde_json` has it for JSON.
 const DEPTH_MAX: usize = 128;
-/// Bytes that the aliases of a text may repeat.
+/// Bytes of the values that have anchors, and of those that aliases repeat, in one text.
 const ALIASED_BYTES_MAX: usize = 64 << 20;
+/// Characters of the begin and of the end of a message, which may name a key or a number of any length.
+const MESSAGE_PART_MAX: usize = 200;
 /// Size of a value in memory, without the text that it has.
 const VALUE_BYTES: usize = 64;
 /// The tags of YAML itself, which are written `!!NAME`.
@@ -62,11 +64,17 @@ pub(super) fn documents(
     aliases: Aliases,
     done: &mut Vec<Value>,
 ) -> Result<(), SyntaxError> {
-    let lines_before = text[..part.start].matches('\n').count();
-    let error = |at: &granit_parser::Marker, what: String| SyntaxError::At {
-        line: lines_before + at.line(),
-        column: at.col() + 1,
-        what,
+    let before = &text[..part.start];
+    let error = |at: &granit_parser::Marker, what: String| {
+        let of_line = before
+            .rsplit('\n')
+            .next()
+            .map_or(0, |line| line.chars().count());
+        SyntaxError::At {
+            line: before.matches('\n').count() + at.line(),
+            column: at.col() + 1 + if at.line() == 1 { of_line } else { 0 },
+            what: shortened(what),
+        }
     };
     let mut composer = Composer {
         aliases,
@@ -167,21 +175,18 @@ impl Composer<'_> {
         let value = self.anchors.get(&anchor);
         let value = value.ok_or("an alias is in the value that it repeats")?;
         let (bytes, depth) = size(value);
-        self.aliased_bytes = self.aliased_bytes.saturating_add(bytes);
-        if self.aliased_bytes > ALIASED_BYTES_MAX {
-            return Err(format!(
-                "aliases repeat more than {ALIASED_BYTES_MAX} bytes"
-            ));
-        }
         if self.open.len() + depth > DEPTH_MAX {
             return Err(format!("more than {DEPTH_MAX} levels are nested"));
         }
+        self.aliased_bytes = counted(self.aliased_bytes, bytes)?;
         Ok(value.clone())
     }
 
     /// Puts a whole value where it belongs.
     fn close(&mut self, value: Value, anchor: usize) -> Result<(), String> {
-        if anchor != 0 {
+        // Without aliases nothing reads it.
+        if anchor != 0 && self.aliases == Aliases::Expanded {
+            self.aliased_bytes = counted(self.aliased_bytes, size(&value).0)?;
             self.anchors.insert(anchor, value.clone());
         }
         match self.open.last_mut().map(|open| &mut open.node) {
@@ -201,6 +206,28 @@ impl Composer<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns a message without its middle if it is long.
+fn shortened(message: String) -> String {
+    let count = message.chars().count();
+    if count <= 2 * MESSAGE_PART_MAX {
+        return message;
+    }
+    let begin: String = message.chars().take(MESSAGE_PART_MAX).collect();
+    let end: String = message.chars().skip(count - MESSAGE_PART_MAX).collect();
+    format!("{begin}…{end}")
+}
+
+/// Adds bytes that are in memory beside the text.
+fn counted(before: usize, bytes: usize) -> Result<usize, String> {
+    let sum = before.saturating_add(bytes);
+    if sum > ALIASED_BYTES_MAX {
+        return Err(format!(
+            "anchors and aliases repeat more than {ALIASED_BYTES_MAX} bytes"
+        ));
+    }
+    Ok(sum)
 }
 
 /// The name of a tag of YAML itself.
