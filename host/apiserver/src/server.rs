@@ -258,6 +258,7 @@ impl Server {
             Ok(Some(stored)) => stored.map(|()| decided),
             Ok(None) | Err(_) => Err(Arc::new(StorageError {
                 changes: 0,
+                is_reported: false,
                 source: "the commit did not end".into(),
             })),
         }

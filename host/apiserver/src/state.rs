@@ -442,9 +442,11 @@ impl Commit {
                 self.one_by_one = false;
             }
         }
-        if let Err(error) = &stored {
-            // Each writer gets the error, and the storage reports that it takes no writes.
-            tracing::debug!(
+        // Each writer gets the error.
+        if let Err(error) = &stored
+            && !error.is_reported
+        {
+            tracing::error!(
                 error = error as &dyn std::error::Error,
                 writes = ends.len(),
                 "cannot store objects"
@@ -461,7 +463,14 @@ impl Drop for Commit {
         while !self.writes.is_empty() {
             let changes = self.writes.iter().map(|write| write.draft.changes.len());
             let (changes, source) = (changes.sum(), "the commit did not end".into());
-            self.end(self.writes.len(), Err(StorageError { changes, source }));
+            self.end(
+                self.writes.len(),
+                Err(StorageError {
+                    changes,
+                    is_reported: false,
+                    source,
+                }),
+            );
         }
     }
 }

@@ -30,6 +30,8 @@ pub struct Change {
 #[error("cannot store {changes} changes of objects")]
 pub struct StorageError {
     pub changes: usize,
+    /// The storage reports it by itself, once for many refused writes.
+    pub is_reported: bool,
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 

@@ -292,7 +292,9 @@ impl Adapters {
     ) {
         let mut state = self.state();
         state.generations = state.generations.max(generation);
-        let Some(adapted) = state.adapted.get_mut(resource) else {
+        let adapted = state.adapted.get_mut(resource);
+        // One that registered since the adapter is there replaced this one.
+        let Some(adapted) = adapted.filter(|adapted| adapted.plugin.is_none()) else {
             return;
         };
         adapted.plugin = Some((generation, plugin));
@@ -486,13 +488,15 @@ impl Adapters {
                 !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver)
             });
             returned
-                .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
+                .map(|adapted| adapted.adapter.resource.clone())
                 .collect()
         };
-        for (resource, is_removed) in returned {
-            // One that has a file may have been enabled meanwhile.
+        for resource in returned {
             self.change_record(&resource, |record| {
-                record.is_returned = is_removed || record.enabled != Some(true)
+                // It may have been enabled meanwhile.
+                let state = self.state();
+                let adapted = state.adapted.get(&resource);
+                record.is_returned |= adapted.is_some_and(|adapted| !adapted.is_enabled());
             })
             .await?;
         }
@@ -573,12 +577,16 @@ impl Adapters {
                 if let Some(adapted) = state.adapted.get_mut(&resource) {
                     (adapted.adapter, adapted.source) = (adapter, source);
                     (adapted.is_removed, adapted.is_dirty) = (false, true);
+                    // A plugin that is gone is reported again.
+                    adapted.is_expired = false;
                 }
             }
             for resource in removed {
-                tracing::warn!(%resource, "an adapter is in no file any more, and acts as a disabled one");
+                tracing::warn!(%resource, "an adapter has no entry that counts any more, and acts as a disabled one");
                 if let Some(adapted) = state.adapted.get_mut(&resource) {
                     (adapted.source, adapted.is_removed) = (RECORD.to_owned(), true);
+                    let conditions = &self.0.parts.conditions;
+                    conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
                 }
             }
             for (resource, adapted) in new {
@@ -716,6 +724,9 @@ impl Adapters {
         );
         (adapted.listed, adapted.is_dirty, adapted.is_expired) =
             (Some(BTreeMap::new()), true, true);
+        if adapted.is_removed {
+            return;
+        }
         let problem = Problem::unavailable(ProblemCode::AdapterWithoutPlugin, message);
         self.0.parts.conditions.set(resource.as_str(), problem);
     }

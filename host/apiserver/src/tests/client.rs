@@ -207,6 +207,7 @@ impl Storage for Disk {
             if self.fails.load(Ordering::Relaxed) || names.any(|name| Some(name) == refused) {
                 return Err(StorageError {
                     changes: changes.len(),
+                    is_reported: true,
                     source: "the disk is full".into(),
                 });
             }

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 
+use futures::future::join_all;
+
 use super::Manager;
 use crate::adapters::{AdapterEntries, claimed};
 use nodedock_base::tasks::Tasks;
@@ -31,12 +33,16 @@ impl Manager {
         };
         let renamed = adapters.apply(entries, &claimed, tasks).await?;
         self.devices.adopt_plugins();
-        for resource in adapters.unsettled() {
+        let settled = adapters.unsettled().into_iter().map(|resource| async move {
             self.choices.until_in_claims(&resource).await;
             let mut taken = self.records.table().taken_of_plugins();
             // no error: no pod has a device of the plugin
             adapters.settle(&resource, taken.remove(&resource).unwrap_or_default());
-        }
+            // A device that was freed between the two.
+            let taken = self.records.table().taken_of_plugins();
+            adapters.set_taken(&taken);
+        });
+        join_all(settled).await;
         Ok(renamed)
     }
 }

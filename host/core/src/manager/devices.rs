@@ -348,11 +348,16 @@ impl Devices {
                     let listed = offer.has_listed.then_some(screened.devices);
                     adapters.adopt(&resource, generation, plugin, listed);
                 }
-                adopted.insert(resource, screened.left_out);
+                adopted.insert(resource, (is_active, screened.left_out));
             }
         }
-        for (resource, left_out) in &adopted {
-            tracing::info!(%resource, "a device plugin is a driver now");
+        for (resource, (is_active, left_out)) in &adopted {
+            if *is_active {
+                tracing::info!(%resource, "a device plugin is a driver now");
+            }
+            // It is not asked for a preference any more.
+            self.conditions
+                .clear(ProblemCode::PreferenceFailed, resource.as_str());
             if left_out.count() > 0 {
                 self.set_left_out(resource, left_out.clone());
             }

@@ -94,7 +94,7 @@ impl AdapterFiles {
         mut config: watch::Receiver<Vec<Adapter>>,
         apply: ApplyAdapters,
     ) {
-        let mut due = BTreeSet::new();
+        let (mut due, mut seen) = (BTreeSet::new(), BTreeSet::new());
         loop {
             tokio::select! {
                 // Whichever it was, everything is read.
@@ -105,15 +105,25 @@ impl AdapterFiles {
             tokio::time::sleep(limit::FILE_SETTLE).await;
             let written = config.borrow_and_update().clone();
             let directories = self.directories.clone();
-            let read = tokio::task::spawn_blocking(move || adapters::files(&directories));
+            let read = tokio::task::spawn_blocking(move || {
+                let there = directories.iter().filter(|directory| directory.is_dir());
+                let there: BTreeSet<_> = there.cloned().collect();
+                (there, adapters::files(&directories))
+            });
             // The runtime ends.
-            let Ok(found) = read.await else { return };
+            let Ok((there, found)) = read.await else {
+                return;
+            };
+            // One that was there may be a mount that is away: what was in it stays.
+            let is_away = !seen.is_subset(&there);
+            seen.extend(there);
             let refused: BTreeSet<_> = found
                 .iter()
                 .filter(|file| file.read.is_err())
                 .map(|file| file.source.clone())
                 .collect();
-            let entries = adapters::entries_of(&written, found, &self.conditions);
+            let mut entries = adapters::entries_of(&written, found, &self.conditions);
+            entries.is_incomplete |= is_away;
             self.conditions
                 .retain(ProblemCode::AdapterInvalid, |subject| {
                     refused.contains(subject)
@@ -249,6 +259,10 @@ mod tests {
         assert_eq!(next().await, over);
         std::fs::rename(at("a.adapter.yaml"), at("c")).unwrap();
         until("").await;
+        // A directory that is away takes none of its adapters with it.
+        std::fs::remove_dir_all(directory.path()).unwrap();
+        config.send_replace(vec![Adapter::parse(&of_config).unwrap()]);
+        until("a.config.com true, incomplete").await;
         assert!(tasks.drain(limit::DRAIN).await);
     }
 }

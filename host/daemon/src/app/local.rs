@@ -39,7 +39,7 @@ use nodedock_base::paths::Paths;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::tcp::ListenAddress;
-use nodedock_core::checkpoint::{Change, Checkpoint};
+use nodedock_core::checkpoint::{Change, Checkpoint, CommitError};
 use nodedock_core::driver::Call;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::{HardwareHolds, PodSelector};
@@ -273,21 +273,23 @@ fn uid_of(object: &serde_json::Value) -> Result<Uid, String> {
 impl Storage for ObjectStorage {
     fn commit(&self, changes: Vec<ObjectChange>) -> BoxFuture<'_, Result<(), StorageError>> {
         Box::pin(async move {
-            let failed = |source: Box<dyn std::error::Error + Send + Sync>| StorageError {
-                changes: changes.len(),
-                source,
-            };
+            let failed =
+                |is_reported, source: Box<dyn std::error::Error + Send + Sync>| StorageError {
+                    changes: changes.len(),
+                    is_reported,
+                    source,
+                };
             let mut records = Vec::with_capacity(changes.len());
             let mut uids = BTreeMap::new();
             for change in &changes {
                 let before = self.uids.lock().get(&change.key).cloned();
                 let stored = Self::stored(change, &mut uids, before);
-                records.extend(stored.map_err(|why| failed(why.into()))?);
+                records.extend(stored.map_err(|why| failed(false, why.into()))?);
             }
-            self.checkpoint
-                .commit(records)
-                .await
-                .map_err(|error| failed(error.into()))?;
+            self.checkpoint.commit(records).await.map_err(|error| {
+                let is_outage = matches!(error, CommitError::Store(_));
+                failed(is_outage, error.into())
+            })?;
             changes.iter().for_each(|change| self.note(change));
             Ok(())
         })

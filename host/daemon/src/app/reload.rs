@@ -117,17 +117,19 @@ impl Reload {
                 tracing::info!("what is added to devices in slices changed");
             }
         }
-        self.live.images.replace(file.images(&self.path));
+        // Before new images, which it is about.
+        let images = file.images(&self.path);
+        let mode = file.policy.mode().as_str();
+        if self.live.trust.replace(file.policy) {
+            tracing::info!(mode, "the trust in driver files changed");
+        }
+        self.live.images.replace(images);
         let adapters = file.device_plugin_adapters;
         self.live.adapters.send_if_modified(|before| {
             let is_changed = *before != adapters;
             *before = adapters;
             is_changed
         });
-        let mode = file.policy.mode().as_str();
-        if self.live.trust.replace(file.policy) {
-            tracing::info!(mode, "the trust in driver files changed");
-        }
     }
 }
 

@@ -254,6 +254,13 @@ impl LocalClaimsState {
     }
 
     pub(super) fn apply(&mut self, change: Change) {
+        let was_listed = self.unlisted.is_empty();
+        self.put(change);
+        // Claims that cannot be made are shown once everything was listed, whichever list was the last.
+        self.shown += u64::from(!was_listed && self.unlisted.is_empty());
+    }
+
+    fn put(&mut self, change: Change) {
         match change {
             Change::Claim(ObjectEvent::Is(claim)) => self.put_claim(claim),
             Change::Claim(ObjectEvent::Gone(key)) => self.remove_claim(&key),
@@ -530,16 +537,29 @@ impl LocalClaimsState {
         if !self.unlisted.is_empty() {
             return Vec::new();
         }
-        let pods = self.pods.values().filter(|pod| !is_over(pod));
-        let unmade = pods.flat_map(|pod| {
-            references(pod).filter_map(move |reference| self.unmade_claim(pod, reference))
-        });
-        unmade.collect()
+        // Of pods, by UID, the claims that were made.
+        let mut made = BTreeSet::new();
+        for known in self.claims.values() {
+            let Some(name) = known.claim.annotations().get(POD_CLAIM) else {
+                continue;
+            };
+            let owners = known.claim.owner_references().iter();
+            made.extend(owners.map(|owner| (owner.uid.as_str(), name.as_str())));
+        }
+        let (made, mut unmade) = (&made, Vec::new());
+        for pod in self.pods.values().filter(|pod| !is_over(pod)) {
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            let is_made =
+                |reference: &&PodResourceClaim| made.contains(&(uid, reference.name.as_str()));
+            let open = references(pod).filter(|reference| !is_made(reference));
+            unmade.extend(open.filter_map(|reference| self.unmade_claim(pod, reference)));
+        }
+        unmade
     }
 
     fn unmade_claim(&self, pod: &Pod, reference: &PodResourceClaim) -> Option<UnmadeClaim> {
         let template = reference.resource_claim_template_name.clone()?;
-        if self.has_template(pod, reference) || self.made_for(pod, &reference.name).is_some() {
+        if self.has_template(pod, reference) {
             return None;
         }
         let (namespace, name) = key(pod);

@@ -85,7 +85,8 @@ impl Devices {
         request_id: &str,
         why: Option<String>,
     ) {
-        let Some(why) = why else {
+        // The plugin of an adapter is not asked any more.
+        let Some(why) = why.filter(|_| self.adapting(resource).is_none()) else {
             return self
                 .conditions
                 .clear(ProblemCode::PreferenceFailed, resource.as_str());
