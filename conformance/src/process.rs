@@ -146,8 +146,7 @@ impl Process {
             }
             for pid in left {
                 let _ = rustix::process::kill_process(pid, Signal::KILL);
-                // One that does not end at once is collected in a later round.
-                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
             }
         }
     }

@@ -260,7 +260,7 @@ impl Cycles {
                         .add(format!("{done} cycles of prepare and unprepare say enough"));
                     return Ok(Ok([first, after]));
                 }
-                // What is given back after the first cycles must not hide a leak.
+                // What is returned after the first cycles must not hide a leak.
                 if (bound.of)(&after) < (bound.of)(&first) {
                     before = Some((done, after));
                 }

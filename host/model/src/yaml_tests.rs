@@ -177,10 +177,10 @@ fn aliases_and_nesting_are_bounded() {
     let error = documents(&anchors).unwrap_err().to_string();
     assert!(error.contains("anchors and aliases repeat"), "{error}");
     assert!(document(&anchors, Aliases::Refused).is_ok());
-    let long = format!("{{{0}: 1, {0}: 2}}", "k".repeat(1_000_000));
+    let long = format!("{{{0}: 1, {0}: 2}}", "k".repeat(1_000));
     let error = documents(&long).unwrap_err().to_string();
     assert!(
-        error.len() < 1024 && error.contains("is there twice"),
+        error.len() < 600 && error.contains("is there twice"),
         "{error}"
     );
     let refused = document("a: &x 1\nb: *x\n", Aliases::Refused).unwrap_err();

@@ -106,6 +106,7 @@ impl AdapterFiles {
             let written = config.borrow_and_update().clone();
             let directories = self.directories.clone();
             let read = tokio::task::spawn_blocking(move || {
+                // no error: one that cannot be looked at is away
                 let there = directories.iter().filter(|directory| directory.is_dir());
                 let there: BTreeSet<_> = there.cloned().collect();
                 (there, adapters::files(&directories))
