@@ -10,6 +10,8 @@
 
 mod cdi;
 mod oci;
+#[cfg(test)]
+mod page_tests;
 mod runtime;
 
 use std::ffi::OsString;
