@@ -16,7 +16,6 @@
 #   PODMAN_FLAGS   more arguments of `podman run`, such as `--pids-limit 0` without that controller
 #   COMPOSE        the command of Docker Compose                                                  [default: docker compose]
 #   NERDCTL        the command of nerdctl                                                         [default: nerdctl]
-#   GITLAB_RUNNER  the command of GitLab Runner                                                   [default: gitlab-runner]
 #   SLURM_SCRIPTS  a directory whose prolog.sh, epilog.sh and taskprolog.sh slurm.conf names; they are replaced for the recipe
 set -u
 
@@ -33,7 +32,7 @@ while [ $# -gt 0 ]; do
     *) recipes="$recipes $1"; shift ;;
     esac
 done
-: "${BUSYBOX:=$(command -v busybox || :)}" "${PODMAN_FLAGS:=}" "${COMPOSE:=docker compose}" "${NERDCTL:=nerdctl}" "${GITLAB_RUNNER:=gitlab-runner}" "${SLURM_SCRIPTS:=}"
+: "${BUSYBOX:=$(command -v busybox || :)}" "${PODMAN_FLAGS:=}" "${COMPOSE:=docker compose}" "${NERDCTL:=nerdctl}" "${SLURM_SCRIPTS:=}"
 export PODMAN_IGNORE_CGROUPSV1_WARNING=1
 
 # Devices that the driver has without a config.
@@ -143,35 +142,6 @@ need_nerdctl() {
     has "$NERDCTL" || skip "no nerdctl"
     $NERDCTL info >/dev/null 2>&1 || skip "no containerd"
     rootfs
-}
-
-need_gitlab() {
-    has "$GITLAB_RUNNER" || skip "no GitLab Runner: name one in GITLAB_RUNNER"
-    has python3 || skip "no python3"
-    mkdir -p "$work/gitlab"
-}
-
-# Runs one job by a runner whose settings are on standard input, and prints the log of the job.
-gitlab_job() { # [--cancel-at TEXT] LINE...
-    local dir=$work/gitlab server
-    rm -f "$dir/address" "$dir/log"
-    timeout 150 "$here/tests/recipes/gitlab.py" "$dir/address" "$dir/log" "$@" &
-    server=$!
-    for _ in $(seq 100); do [ -s "$dir/address" ] && break; sleep 0.1; done
-    {
-        echo '[[runners]]'
-        echo 'name = "recipe"'
-        echo 'token = "recipe"'
-        echo "url = \"$(cat "$dir/address")\""
-        cat
-    } >"$dir/config.toml"
-    if ! timeout 120 "$GITLAB_RUNNER" run-single --config "$dir/config.toml" --runner recipe --max-builds 1 >"$dir/runner.log" 2>&1; then
-        kill "$server" 2>/dev/null
-        cat "$dir/runner.log" >&2
-        return 1
-    fi
-    cat "$dir/log"
-    wait "$server"
 }
 
 need_systemd() { [ -d /run/systemd/system ] || skip "systemd does not run"; }
@@ -390,63 +360,39 @@ recipe_docker_create_and_exec() { # as the GitHub runner does
     expect_claims 0
 }
 
-recipe_docker_gpus() { # as the GitLab runner does
+recipe_docker_gpus() { # as the GitLab runner does: one container for several steps
     need_docker
     local output
-    output=$(docker_run --rm --gpus "driver=cdi,device=$device" "$image" env) || fail "docker run --gpus"
-    expect_devices 1 "$output"
     output=$(docker_run --rm --gpus "driver=cdi,\"device=$device,nodedock.dev/mock-gpu=2\"" "$image" env) || fail "docker run --gpus"
     expect_devices 3 "$output"
-    expect_claims 0
+    docker create --interactive --network none --runtime nodedock --name "$name" --gpus "driver=cdi,device=$device" "$image" sh >/dev/null || fail "docker create"
+    for _ in 1 2; do
+        output=$(docker start --attach --interactive "$name" <<<env) || fail "docker start"
+        expect_devices 1 "$output"
+        expect_claims 0
+    done
+    docker rm -f "$name" >/dev/null
+}
+
+# The shell of a runner's job as the GitLab runner starts it: the script is its standard input.
+job_shell() { # SCRIPT
+    exec setsid bash -l <<<": | eval $(printf '%q' "$1")"
 }
 
 recipe_gitlab_shell() {
-    need_gitlab
-    local output run_with="$bin/nodedock run-with --class mock-gpu --timeout 10"
-    output=$(gitlab_job "$run_with -- env" <<CONFIG
-executor = "shell"
-builds_dir = "$work/gitlab/builds"
-CONFIG
-    ) || fail "the job failed: $output"
+    has setsid || skip "no setsid"
+    local run_with="$bin/nodedock run-with --class mock-gpu --timeout 10 --" output job
+    output=$(job_shell "$run_with env") || fail "run-with in a job"
     expect_devices 1 "$output"
     expect_claims 0
-    # The end of a cancelled job reaches its programs where the runner has their user.
-    output=$(gitlab_job --cancel-at MOCK_GPU_ "$run_with -- sh -c 'env; sleep 1000'" <<CONFIG
-executor = "shell"
-builds_dir = "$work/gitlab/builds"
-CONFIG
-    ) && fail "a cancelled job succeeded: $output"
-    expect_devices 1 "$output"
+    # A job that is cancelled: its process group gets SIGTERM.
+    job_shell "$run_with sh -c 'env; exec sleep 1000'" >"$work/job.log" &
+    job=$!
+    for _ in $(seq 100); do [ "$(devices_in "$(cat "$work/job.log")")" = 1 ] && break; sleep 0.1; done
+    expect_claims 1
+    kill -TERM -- "-$job"
     expect_claims 0
-}
-
-recipe_gitlab_docker() {
-    need_gitlab
-    need_docker
-    local root=$work/gitlab/rootfs applet output
-    if [ ! -d "$root" ]; then # the image of the job, and that of the runner's own steps
-        cp -a "$work/rootfs" "$root"
-        for applet in $("$BUSYBOX" --list); do [ -e "$root/bin/$applet" ] || ln -s busybox "$root/bin/$applet"; done
-        printf '#!/bin/sh\nexec sh\n' >"$root/bin/gitlab-runner-build"
-        printf '#!/bin/sh\nexit 0\n' >"$root/bin/gitlab-runner-helper"
-        chmod 0755 "$root"/bin/gitlab-runner-*
-    fi
-    tar -C "$root" -c . | docker import - "$image-gitlab" >/dev/null || fail "docker import"
-    output=$(gitlab_job env <<CONFIG
-executor = "docker"
-[runners.docker]
-image = "$image-gitlab"
-helper_image = "$image-gitlab"
-pull_policy = "never"
-network_mode = "none"
-disable_cache = true
-runtime = "nodedock"
-gpus = "driver=cdi,device=$device"
-CONFIG
-    ) || fail "the job failed: $output"
-    docker image rm -f "$image-gitlab" >/dev/null
-    expect_devices 1 "$output"
-    expect_claims 0
+    wait "$job"
 }
 
 recipe_docker_restart() {
