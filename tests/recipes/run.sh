@@ -374,9 +374,13 @@ recipe_docker_gpus() { # as the GitLab runner does: one container for several st
     docker rm -f "$name" >/dev/null
 }
 
-# The shell of a runner's job as the GitLab runner starts it: the script is its standard input.
-job_shell() { # SCRIPT
-    exec setsid bash -l <<<": | eval $(printf '%q' "$1")"
+# The shell of a job as the GitLab runner starts it: in a process group of its own, with the script on standard input.
+job_shell() { # COMMAND
+    local trap="trap 'exit 1' TERM"
+    exec setsid bash -l <<<"$trap
+set -o errexit
+($trap; eval $(printf '%q' "$1")) </dev/null
+exit 0"
 }
 
 recipe_gitlab_shell() {
@@ -391,8 +395,8 @@ recipe_gitlab_shell() {
     for _ in $(seq 100); do [ "$(devices_in "$(cat "$work/job.log")")" = 1 ] && break; sleep 0.1; done
     expect_claims 1
     kill -TERM -- "-$job"
+    wait "$job" && fail "a cancelled job succeeded"
     expect_claims 0
-    wait "$job"
 }
 
 recipe_docker_restart() {
