@@ -1,8 +1,9 @@
 // Command dra-manager is the part of a kubelet that meets DRA drivers: its DRA manager and its plugin manager. It is built with the newest
 // Kubernetes that the docs name (dra-manager.mod), beside the managers of the program kubernetes.
 //
-// Commands come as lines of JSON, each is answered with its id. Events: "started", "registered", "deregistered", "refused", "health" and
-// "answer".
+// As kubelet, commands come as lines of JSON, each is answered with its id. Events: "started", "registered", "deregistered", "refused",
+// "health" and "answer". As bench-claims and bench-devices, it measures the DRA manager and the device manager with a plugin that answers at
+// once in a process of its own (plugin), and prints the times in nanoseconds as one object of JSON.
 package main
 
 import (
@@ -44,23 +45,27 @@ type kubelet struct {
 }
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "dra-manager: %v\n", err)
+	parts := map[string]func([]string) error{
+		"kubelet": runKubelet, "bench-claims": benchClaims, "bench-devices": benchDevices, "plugin": plugin,
+	}
+	if len(os.Args) < 2 || parts[os.Args[1]] == nil {
+		fmt.Fprintln(os.Stderr, "usage: dra-manager kubelet|bench-claims|bench-devices|plugin [FLAGS]")
+		os.Exit(2)
+	}
+	if err := parts[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Fprintf(os.Stderr, "dra-manager %s: %v\n", os.Args[1], err)
 		os.Exit(1)
 	}
 }
 
-// run takes the arguments of the program kubernetes for its kubelet.
-func run(args []string) error {
-	if len(args) == 0 || args[0] != "kubelet" {
-		return fmt.Errorf("usage: dra-manager kubelet [FLAGS]")
-	}
+// runKubelet takes the arguments of the program kubernetes for its kubelet.
+func runKubelet(args []string) error {
 	flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
 	root := flags.String("root", "/var/lib/kubelet", "directory of the kubelet")
 	kubeconfig := flags.String("kubeconfig", "", "file that says where the API server is")
 	name := flags.String("node", "", "name of the node")
 	klog.InitFlags(flags)
-	if err := flags.Parse(args[1:]); err != nil {
+	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	client, err := node.ClientOf(*kubeconfig, 50, 100)
