@@ -44,6 +44,11 @@ pub fn drivers() -> PathBuf {
     dir
 }
 
+/// The directory of the target directory that cargo leaves to tests.
+pub fn tmp() -> PathBuf {
+    target().parent().unwrap_or(Path::new(".")).join("tmp")
+}
+
 /// The example drivers' sources, with their grants and configs.
 pub fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../example-drivers")

@@ -7,6 +7,7 @@ use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::metrics::Exposition;
 use nodedock_tests::{Client, Daemon, Options, Root, compose};
 
+use crate::accounting::{READS, WRITTEN, accounted};
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
@@ -17,9 +18,6 @@ const BESIDE: usize = 2048;
 pub(crate) const AT_ONCE: usize = 64;
 /// Pages that a commit of one claim writes, as `strace` shows them.
 const PAGES_OF_A_COMMIT: usize = 6;
-/// Bytes that the daemon has caused to be written to disks, and calls by which it has read anything.
-pub(crate) const WRITTEN: &str = "write_bytes: ";
-const READS: &str = "syscr: ";
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     disk(size, table);
@@ -159,10 +157,11 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     for n in 0..size.single {
         come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
     }
-    let each =
-        (accounted(daemon.pid(), WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
+    let written = accounted_since(daemon, WRITTEN, written, size.single);
     let first = size.live[0];
-    let note = format!("{each} KiB written for both");
+    let note = written.map_or(String::new(), |bytes| {
+        format!("{:.0} KiB written for both", bytes / 1024.0)
+    });
     let against = if live == first {
         disk_row(PAGES_OF_A_COMMIT)
     } else {
@@ -231,6 +230,17 @@ fn spans(before: &Exposition, after: &Exposition, live: usize, table: &mut Table
     }
 }
 
+/// A figure of the kernel's accounting for each of so many calls since a look. `None`: there is no accounting.
+fn accounted_since(
+    daemon: &Daemon,
+    figure: &str,
+    before: Option<u64>,
+    calls: usize,
+) -> Option<f64> {
+    let after = accounted(daemon.pid(), figure)?;
+    Some((after - before?) as f64 / calls as f64)
+}
+
 fn prepare_row(live: usize) -> String {
     format!("prepare, {live} live")
 }
@@ -246,9 +256,11 @@ async fn repeated(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     for _ in 0..size.single {
         prepared(&mut client, request.clone(), &mut times).await;
     }
-    let reads = accounted(daemon.pid(), READS).saturating_sub(before) as f64 / size.single as f64;
+    let reads = accounted_since(daemon, READS, before, size.single);
     let row = |live: usize| format!("prepare of a prepared claim, {live} live");
-    let note = format!("{reads:.1} read calls each, sockets and files");
+    let note = reads.map_or(String::new(), |reads| {
+        format!("{reads:.1} read calls each, sockets and files")
+    });
     table.times(&row(live), &times, &row(size.live[0]), &note);
     client
         .unprepare_pod(v1::UnpreparePodRequest { pod })
@@ -336,7 +348,8 @@ async fn release(client: Client, pods: Vec<v1::ObjectRef>) -> Times {
     outcomes.await.0
 }
 
-async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
+/// Does work for each item, [`AT_ONCE`] under way at once; the time of each, and the sum of what the work returns.
+pub(crate) async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
     items: Vec<T>,
     work: impl Fn(T) -> W + Clone + Send + 'static,
 ) -> (Times, usize) {
@@ -363,11 +376,4 @@ async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
         failed += lane_failed;
     }
     (times, failed)
-}
-
-/// A figure of `/proc/PID/io`, which needs the kernel's accounting.
-pub(crate) fn accounted(pid: impl std::fmt::Display, what: &str) -> u64 {
-    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
-    let line = io.lines().find_map(|line| line.strip_prefix(what));
-    line.and_then(|count| count.parse().ok()).unwrap_or(0)
 }

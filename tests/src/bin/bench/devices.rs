@@ -11,6 +11,7 @@ use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::Pod
 use nodedock_proto::node::v1;
 use nodedock_tests::node_api::channel;
 use nodedock_tests::{Client, Daemon, Root, compose};
+use rustix::process::Pid;
 
 use crate::claims::storm;
 use crate::table::{Table, Times};
@@ -25,11 +26,13 @@ const ADAPTED: &str =
     "devicePluginAdapters: [{resource: bench.example.com/device, driver: bench.example.com}]\n";
 /// Devices of a list beside which a long one is measured.
 const FEW: usize = 10;
+/// Devices of a node that has them for itself.
+pub(crate) const ORDINARY: usize = 64;
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     for pods in size.pods {
         let node = Node::start(size.devices).await;
-        fill(&node.daemon, pods).await;
+        node.fill(pods, WANTED).await;
         one_at_a_time(&node, size, pods, table).await;
     }
     adapted(size, table).await;
@@ -38,15 +41,30 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 }
 
 /// A daemon, and the only device plugin of it.
-struct Node {
+pub(crate) struct Node {
     daemon: Daemon,
     plugin: Plugin,
     _cdi: CdiOnTmpfs,
 }
 
 impl Node {
-    async fn start(devices: usize) -> Self {
+    pub(crate) async fn start(devices: usize) -> Self {
         Self::start_with(devices, "").await
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.daemon.client()
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.daemon.pid()
+    }
+
+    /// Gives devices to pods that stay.
+    pub(crate) async fn fill(&self, pods: usize, wanted: u32) {
+        let requests = (0..pods).map(|n| request(&format!("live-{n}"), wanted));
+        let (_, failed) = storm(self.client(), requests.collect()).await;
+        assert_eq!(failed, 0, "pods beside the measured ones");
     }
 
     async fn start_with(devices: usize, config: &str) -> Self {
@@ -90,19 +108,13 @@ async fn shown(client: &mut Client) -> Option<(usize, usize)> {
     Some((resource.capacity as usize, resource.allocatable as usize))
 }
 
-fn request(name: &str) -> v1::PreparePodRequest {
+/// A pod of one container that wants so many devices.
+pub(crate) fn request(name: &str, wanted: u32) -> v1::PreparePodRequest {
     let mut request = compose::request(&compose::pod(name), &[]);
     request.containers[0]
         .extended_resources
-        .insert(RESOURCE.to_owned(), WANTED);
+        .insert(RESOURCE.to_owned(), wanted);
     request
-}
-
-/// Gives devices to pods that stay.
-async fn fill(daemon: &Daemon, pods: usize) {
-    let requests = (0..pods).map(|n| request(&format!("live-{n}"))).collect();
-    let (_, failed) = storm(daemon.client(), requests).await;
-    assert_eq!(failed, 0, "pods beside the measured ones");
 }
 
 async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) {
@@ -113,7 +125,7 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
     let (mut allocates, mut frees) = (Times::default(), Times::default());
     let mut client = node.daemon.client();
     for n in 0..size.single {
-        let request = request(&format!("pod-{n}"));
+        let request = request(&format!("pod-{n}"), WANTED);
         let pod = request.pod.clone();
         let answer = allocates
             .time(client.prepare_pod(request))
@@ -302,7 +314,7 @@ async fn pod_resources(size: Size, table: &mut Table) {
     let node = Node::start(size.devices).await;
     let row = |pods: usize| format!("pod resources List, {pods} pods");
     for pods in [0, size.listed_pods] {
-        fill(&node.daemon, pods).await;
+        node.fill(pods, WANTED).await;
         let limit = limit::POD_RESOURCES_MESSAGE_BYTES_MAX;
         let client = PodResourcesListerClient::new(node.daemon.pod_resources_channel());
         let mut client = client.max_decoding_message_size(limit);

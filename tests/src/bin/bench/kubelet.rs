@@ -137,7 +137,7 @@ pub(crate) async fn end(daemon: &mut Daemon, crash: bool) {
 }
 
 /// The driver's sockets have another name after each start, and those of a process that was killed are still there.
-fn files(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(directory)
         .into_iter()
         .flatten()

@@ -2,9 +2,15 @@
 //!
 //! Speed is measured here and asserted nowhere. `--quick` runs every row a few times only, to show that all of them work.
 
+mod accounting;
+mod anchors;
+mod busy;
+mod calls;
 mod claims;
+mod cold;
 mod containers;
 mod containment;
+mod counters;
 mod devices;
 mod kubelet;
 mod local;
@@ -46,10 +52,11 @@ struct Args {
     /// Print the rows as JSON
     #[arg(long)]
     json: bool,
-    /// Compare with the rows that an earlier run printed with --json, and fail if one is worse
+    /// Compare with the rows that an earlier run printed with --json, and fail if one is worse: a time or figure by more than --worse, a
+    /// counter of calls by anything beyond what background tasks count
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// Percentage by which a median may be worse than in --compare
+    /// Percentage by which the median of a time or figure may be worse than in --compare
     #[arg(
         long,
         value_name = "PERCENT",
@@ -57,6 +64,9 @@ struct Args {
         requires = "compare"
     )]
     worse: f64,
+    /// Keep so many threads busy until the standard input ends, and measure nothing
+    #[arg(long, value_name = "THREADS", hide = true)]
+    spin: Option<usize>,
 }
 
 /// Amount of work for a row.
@@ -91,6 +101,14 @@ struct Size {
     slice_devices: usize,
     slice_changes: usize,
     virtual_nodes: usize,
+    /// Calls after a pause of half a second, in each condition.
+    cold: usize,
+    /// Calls whose counters are read.
+    counted: usize,
+    /// Numbers of live claims, and of pods with devices, beside a kubelet's managers; calls one at a time, and pairs of calls 64 at once.
+    anchored: [usize; 4],
+    anchored_calls: usize,
+    anchored_pairs: usize,
     /// True to add a breakdown of the time.
     spans: bool,
 }
@@ -114,6 +132,11 @@ const FULL: Size = Size {
     slice_devices: 1000,
     slice_changes: 20,
     virtual_nodes: 5000,
+    cold: 30,
+    counted: 50,
+    anchored: [0, 100, 1000, 5000],
+    anchored_calls: 300,
+    anchored_pairs: 512,
     spans: false,
 };
 const QUICK: Size = Size {
@@ -135,6 +158,11 @@ const QUICK: Size = Size {
     slice_devices: 200,
     slice_changes: 2,
     virtual_nodes: 20,
+    cold: 2,
+    counted: 2,
+    anchored: [0, 2, 5, 10],
+    anchored_calls: 5,
+    anchored_pairs: 64,
     spans: false,
 };
 
@@ -144,6 +172,9 @@ type Section = fn(Size, &mut Table) -> LocalBoxFuture<'_, ()>;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(threads) = args.spin {
+        return busy::spin(threads);
+    }
     let before = args
         .compare
         .as_deref()
@@ -153,7 +184,7 @@ async fn main() -> Result<()> {
         ..if args.quick { QUICK } else { FULL }
     };
     let mut table = Table::default();
-    let sections: [(&str, Section); 15] = [
+    let sections: [(&str, Section); 18] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| {
             sandbox::run(size, table).boxed_local()
@@ -163,6 +194,13 @@ async fn main() -> Result<()> {
         }),
         ("claims", |size, table| {
             claims::run(size, table).boxed_local()
+        }),
+        ("cold", |size, table| cold::run(size, table).boxed_local()),
+        ("counters", |size, table| {
+            counters::run(size, table).boxed_local()
+        }),
+        ("anchors", |size, table| {
+            anchors::run(size, table).boxed_local()
         }),
         ("native", |size, table| {
             native::run(size, table).boxed_local()

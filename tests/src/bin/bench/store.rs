@@ -11,6 +11,7 @@ use nodedock_core::checkpoint::{self, Change, Checkpoint};
 use nodedock_model::{ClaimRecord, ClaimState, ObjectRef, PodRecord, Uid};
 
 use crate::Size;
+use crate::accounting::{WRITTEN, accounted};
 use crate::claims::AT_ONCE;
 use crate::table::{Table, Times, millis};
 
@@ -113,7 +114,12 @@ async fn commits(path: &Path, live: usize, size: Size, table: &mut Table) {
             .await
             .expect("commit");
     }
-    let each = ((self::written() - written) / size.single as u64) >> 10;
+    let bytes = self::written()
+        .zip(written)
+        .map(|(after, before)| after - before);
+    let each = bytes.map_or(String::new(), |bytes| {
+        format!("{} KiB with removal", (bytes / size.single as u64) >> 10)
+    });
     let started = Instant::now();
     for _ in 0..size.single.div_ceil(AT_ONCE) {
         let requests = |change: fn(usize) -> Vec<Change>| {
@@ -134,7 +140,7 @@ async fn commits(path: &Path, live: usize, size: Size, table: &mut Table) {
         &format!("checkpoint: claim and pod, {live} live"),
         &puts,
         LOG,
-        &format!("{each} KiB with removal"),
+        &each,
     );
     table.times(
         &format!("checkpoint: their removal, {live} live"),
@@ -202,7 +208,7 @@ async fn churn(path: &Path, size: Size, table: &mut Table) {
     assert_eq!(opened.dump.claims.len(), LIVE_IN_CHURN);
 }
 
-/// Bytes that this process has caused to be written to disks.
-fn written() -> u64 {
-    crate::claims::accounted("self", crate::claims::WRITTEN)
+/// Bytes that this process has caused to be written to disks. `None`: the kernel has no such accounting.
+fn written() -> Option<u64> {
+    accounted("self", WRITTEN)
 }

@@ -68,6 +68,9 @@ pub(crate) struct Row {
     against: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     note: String,
+    /// Of a counter that no noise changes: how much more a later run may count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tolerance: Option<f64>,
 }
 
 /// Rows as they come.
@@ -104,6 +107,22 @@ impl Table {
         self.row(name, figures.len() as u64, values, unit, against, note);
     }
 
+    /// A row of a counter, of each call or the mean of calls: median and largest. A run that counts more than an earlier one by more than
+    /// `tolerance` is worse.
+    pub(crate) fn counts(
+        &mut self,
+        name: &str,
+        counts: Vec<f64>,
+        unit: &str,
+        tolerance: f64,
+        note: &str,
+    ) {
+        assert!(!counts.is_empty(), "{name}: nothing was counted");
+        self.figures(name, counts, unit, "", note);
+        let row = self.0.last_mut().expect("the row was added");
+        row.tolerance = Some(tolerance);
+    }
+
     fn row(
         &mut self,
         name: &str,
@@ -135,6 +154,7 @@ impl Table {
             ratio,
             against,
             note,
+            tolerance: None,
         });
     }
 
@@ -151,7 +171,8 @@ impl Table {
         table.set_header(header.iter().chain(of_before));
         for row in &self.0 {
             let ratio = row.ratio.map_or(String::new(), |ratio| {
-                format!("{ratio:.2} × {}", row.against)
+                let digits = if ratio < 0.1 { 3 } else { 2 };
+                format!("{ratio:.digits$} × {}", row.against)
             });
             let (median, high) = (shown(row.median, &row.unit), shown(row.high, &row.unit));
             let mut cells = vec![
@@ -178,34 +199,61 @@ impl Table {
         Ok(())
     }
 
-    /// Fails with the rows whose median is worse than in the earlier run by more than so many percent.
+    /// Fails with the rows whose median is worse than in the earlier run: times and figures by more than so many percent, counters by more
+    /// than their tolerance.
     pub(crate) fn check_against(&self, before: &[Row], percent: f64) -> Result<()> {
-        let worse = |row: &&Row| {
-            row.change(before)
-                .is_some_and(|change| (change - 1.0) * 100.0 > percent)
+        let is_slower = |row: &&Row| {
+            row.tolerance.is_none()
+                && row
+                    .change(before)
+                    .is_some_and(|change| (change - 1.0) * 100.0 > percent)
         };
-        let worse: Vec<_> = self
+        let slower: Vec<_> = self
             .0
             .iter()
-            .filter(worse)
+            .filter(is_slower)
             .map(|row| row.row.as_str())
             .collect();
-        ensure!(
-            worse.is_empty(),
-            "worse by more than {percent} %: {}",
-            worse.join(", ")
-        );
+        let more: Vec<_> = self.0.iter().filter_map(|row| row.more(before)).collect();
+        let mut worse = Vec::new();
+        if !slower.is_empty() {
+            worse.push(format!(
+                "worse by more than {percent} %: {}",
+                slower.join(", ")
+            ));
+        }
+        if !more.is_empty() {
+            worse.push(format!("counted more: {}", more.join(", ")));
+        }
+        ensure!(worse.is_empty(), "{}", worse.join("; "));
         Ok(())
     }
 }
 
 impl Row {
+    fn same_in<'a>(&self, before: &'a [Self]) -> Option<&'a Self> {
+        before
+            .iter()
+            .find(|row| row.row == self.row && row.unit == self.unit)
+    }
+
     /// The median's ratio to that of an earlier run. `None`: that run has no such row.
     fn change(&self, before: &[Self]) -> Option<f64> {
-        let before = before
-            .iter()
-            .find(|row| row.row == self.row && row.unit == self.unit)?;
+        let before = self.same_in(before)?;
         (before.median > 0.0).then(|| self.median / before.median)
+    }
+
+    /// Describes a counter that has grown beyond its tolerance.
+    fn more(&self, before: &[Self]) -> Option<String> {
+        let (tolerance, before) = (self.tolerance?, self.same_in(before)?);
+        (self.median > before.median + tolerance).then(|| {
+            format!(
+                "{} ({} instead of {})",
+                self.row,
+                shown(self.median, &self.unit),
+                shown(before.median, &self.unit)
+            )
+        })
     }
 }
 
@@ -251,6 +299,33 @@ mod tests {
             .unwrap_err();
         assert_eq!(worse.to_string(), "worse by more than 10 %: a");
         table(&[("a", 11.2)]).check_against(&before, 20.0).unwrap();
+    }
+
+    #[test]
+    fn counters_are_compared_without_percentage() {
+        let counted = |switches: f64, syncs: f64| {
+            let mut table = Table::default();
+            table.counts("switches", vec![switches], "switches", 1.0, "");
+            table.counts("syncs", vec![syncs], "syncs", 0.1, "");
+            table
+        };
+        let before = counted(100.0, 0.0).0;
+        counted(101.0, 0.0).check_against(&before, 10.0).unwrap();
+        counted(50.0, 0.0).check_against(&before, 10.0).unwrap();
+        let worse = counted(102.0, 1.0).check_against(&before, 10.0);
+        assert_eq!(
+            worse.unwrap_err().to_string(),
+            "counted more: switches (102.0 switches instead of 100.0 switches), syncs (1.0 syncs instead of 0.0 syncs)"
+        );
+        let mut both = counted(102.0, 0.0);
+        both.figures("a", vec![2.0], "ms", "", "");
+        let mut earlier = before;
+        earlier.extend(table(&[("a", 1.0)]).0);
+        let worse = both.check_against(&earlier, 10.0).unwrap_err().to_string();
+        assert_eq!(
+            worse,
+            "worse by more than 10 %: a; counted more: switches (102.0 switches instead of 100.0 switches)"
+        );
     }
 
     #[test]
