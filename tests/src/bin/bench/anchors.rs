@@ -9,7 +9,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nodedock_proto::node::v1;
-use nodedock_tests::cluster::{Cluster, NODE};
+use nodedock_tests::cluster::NODE;
+use nodedock_tests::drivers::MOCK_GPU_NAME;
 use nodedock_tests::go::Module;
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::{DEADLINE, Root, places};
@@ -23,6 +24,7 @@ use crate::calls::{Calls, ClusterNode, DeviceManager, Dra};
 use crate::claims::{AT_ONCE, come_and_go, daemon, fill, measured, side_by_side};
 use crate::cold::Condition;
 use crate::devices::{Node, ORDINARY};
+use crate::manager::{DraManager, put_pod};
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
@@ -48,18 +50,24 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         Some("dra-manager.mod"),
     );
     let managers = managers.await;
-    if let Some(program) = or_skip("rows beside a kubelet's managers", managers) {
+    let managers = or_skip("rows beside a kubelet's managers", managers);
+    if let Some(program) = &managers {
         for (live, goals) in size.anchored.into_iter().zip(OF_CLAIMS) {
-            claims(&program, size, live, goals, table).await;
+            claims(program, size, live, goals, table).await;
         }
-        devices(&program, size, (ORDINARY, 0), OF_DEVICES[0], table).await;
+        devices(program, size, (ORDINARY, 0), OF_DEVICES[0], table).await;
         for (pods, goal) in size.anchored.into_iter().zip(OF_DEVICES) {
-            devices(&program, size, (size.devices, pods), goal, table).await;
+            devices(program, size, (size.devices, pods), goal, table).await;
         }
     }
     let driver = build("go", "dra-driver", "", None).await;
     if let Some(program) = or_skip("rows beside a driver in Go", driver) {
-        drivers(&program, size, table).await;
+        let node = ClusterNode::start().await;
+        let official = Official::start(&program, &node).await;
+        drivers(&official, &node, size, table).await;
+        if let Some(program) = &managers {
+            behind_a_kubelet(program, &node, size, table).await;
+        }
     }
 }
 
@@ -242,7 +250,7 @@ struct Official {
 
 impl Official {
     /// Starts it, with its files on a disk and its CDI specs where those of a daemon are, and returns when it listens.
-    async fn start(program: &Path, cluster: &Cluster) -> Self {
+    async fn start(program: &Path, node: &ClusterNode) -> Self {
         let (root, cdi) = (Root::new(), CdiOnTmpfs::new());
         let cdi_dir = match &cdi.0 {
             Some(dir) => dir.path().to_owned(),
@@ -253,9 +261,9 @@ impl Official {
         let mut command = Command::new(program);
         command
             .args(["--driver-name", OFFICIAL, "--node-name", NODE, "--v", "0"])
-            .args(["--server", &cluster.api.url()])
+            .args(["--server", &node.cluster.api.url()])
             .arg("--registry-dir")
-            .arg(root.path())
+            .arg(node.daemon.kubelet().join("plugins_registry"))
             .arg("--data-dir")
             .arg(&data)
             .arg("--cdi-dir")
@@ -285,17 +293,17 @@ impl Official {
     }
 }
 
+/// Times of calls at the driver in Go and at ours.
+type OfBoth = [Times; 2];
+
 /// The calls of a kubelet at the driver in Go and at ours, in turns. Both read each claim from the same API server.
-async fn drivers(program: &Path, size: Size, table: &mut Table) {
-    let node = ClusterNode::start().await;
-    let official = Official::start(program, &node.cluster).await;
+async fn drivers(official: &Official, node: &ClusterNode, size: Size, table: &mut Table) {
     let socket = official.socket.clone();
     let mut both = [Dra::new(socket, &node.cluster, OFFICIAL, NODE), node.dra()];
     let mut numbers = 0..;
     for condition in Condition::ALL {
         let load = condition.begin();
-        let mut comes = [Times::default(), Times::default()];
-        let mut goes = [Times::default(), Times::default()];
+        let (mut comes, mut goes) = (OfBoth::default(), OfBoth::default());
         for n in numbers.by_ref().take(condition.calls(size)) {
             for (calls, times) in both.iter_mut().zip(&mut comes) {
                 calls.make_ready(n);
@@ -308,16 +316,61 @@ async fn drivers(program: &Path, size: Size, table: &mut Table) {
             }
         }
         drop(load);
-        let wanted = matches!(condition, Condition::Busy).then_some(0.9);
-        for (what, [theirs, ours], wanted) in [
-            (Dra::COME, comes, wanted),
-            (Dra::GO.expect("a driver has a call for it"), goes, None),
-        ] {
-            let row = |whose: &str| format!("{whose}: {what}, {}", condition.name());
-            let against = row("driver in Go");
-            let note = "the official library, a checkpoint with a sync";
-            table.times(&against, &theirs, "", note);
-            table.times(&row("anchors"), &ours, &against, &goal(wanted));
-        }
+        let name = Dra::GO.expect("a driver has a call for it");
+        beside_official(Dra::COME, condition, &comes, None, table);
+        beside_official(name, condition, &goes, None, table);
     }
+}
+
+/// Pods of the driver in Go and of ours, in turns, at a kubelet's DRA manager: its times, with its own request for the claim and its
+/// checkpoint.
+async fn behind_a_kubelet(program: &Path, node: &ClusterNode, size: Size, table: &mut Table) {
+    let root = node.daemon.kubelet();
+    let mut manager = DraManager::start(program, &root, &node.cluster);
+    let gpus = format!("{NODE}/gpus");
+    let both = [(OFFICIAL, NODE), (MOCK_GPU_NAME, gpus.as_str())];
+    for (driver, _) in both {
+        manager.until_registered(driver).await;
+    }
+    let mut numbers = 0..;
+    for (condition, prepare, unprepare) in [
+        (Condition::Cold, 1.0, Some(1.2)),
+        (Condition::Busy, 0.9, None),
+    ] {
+        let load = condition.begin();
+        let (mut prepares, mut unprepares) = (OfBoth::default(), OfBoth::default());
+        for n in numbers.by_ref().take(condition.calls(size)) {
+            let pods = both.map(|(driver, _)| format!("{driver}-pod-{n}"));
+            for (((driver, pool), pod), times) in both.iter().zip(&pods).zip(&mut prepares) {
+                put_pod(&node.cluster, pod, driver, pool, "gpu-0");
+                condition.pause().await;
+                times.add(manager.carry_out("prepare", pod).await);
+            }
+            for (pod, times) in pods.iter().zip(&mut unprepares) {
+                condition.pause().await;
+                times.add(manager.carry_out("unprepare", pod).await);
+            }
+        }
+        drop(load);
+        let row = |what: &str| format!("{what} behind a kubelet");
+        let (what, wanted) = (row("prepare"), Some(prepare));
+        beside_official(&what, condition, &prepares, wanted, table);
+        let what = row("unprepare");
+        beside_official(&what, condition, &unprepares, unprepare, table);
+    }
+}
+
+/// Rows of the driver in Go and of ours.
+fn beside_official(
+    what: &str,
+    condition: Condition,
+    [theirs, ours]: &OfBoth,
+    wanted: Option<f64>,
+    table: &mut Table,
+) {
+    let row = |whose: &str| format!("{whose}: {what}, {}", condition.name());
+    let against = row("driver in Go");
+    let note = "the official library, a checkpoint with a sync";
+    table.times(&against, theirs, "", note);
+    table.times(&row("anchors"), ours, &against, &goal(wanted));
 }

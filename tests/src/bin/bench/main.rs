@@ -14,6 +14,7 @@ mod counters;
 mod devices;
 mod kubelet;
 mod local;
+mod manager;
 mod native;
 mod processes;
 mod sandbox;
