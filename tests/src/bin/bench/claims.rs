@@ -7,7 +7,7 @@ use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::metrics::Exposition;
 use nodedock_tests::{Client, Daemon, Options, Root, compose};
 
-use crate::accounting::{READS, WRITTEN, accounted};
+use crate::accounting::{READS, WRITTEN, accounted, grown, switches};
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
@@ -154,14 +154,20 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     let mut client = daemon.client();
     let before = daemon.metrics().await;
     let written = accounted(daemon.pid(), WRITTEN);
+    let switched = switches(daemon.pid());
     for n in 0..size.single {
         come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
     }
-    let written = accounted_since(daemon, WRITTEN, written, size.single);
+    let switched = grown(&switched, &switches(daemon.pid()))
+        .map(|count| format!("{:.1} switches", count as f64 / size.single as f64));
+    let written = accounted_since(daemon, WRITTEN, written, size.single)
+        .map(|bytes| format!("{:.0} KiB written", bytes / 1024.0));
     let first = size.live[0];
-    let note = written.map_or(String::new(), |bytes| {
-        format!("{:.0} KiB written for both", bytes / 1024.0)
-    });
+    let counted: Vec<_> = written.into_iter().chain(switched).collect();
+    let note = match counted.join(", ") {
+        counts if counts.is_empty() => counts,
+        counts => format!("for both: {counts}"),
+    };
     let against = if live == first {
         disk_row(PAGES_OF_A_COMMIT)
     } else {
