@@ -1,12 +1,13 @@
 // Hooks of Node's module loader: the interfaces of the host are those of the fake host in use.
 
-const FUNCTIONS = {
+/** The functions of each interface. */
+export const FUNCTIONS = {
   log: ["write"],
-  sysfs: ["read", "readBytes", "readDir", "readLink", "glob"],
+  sysfs: ["read", "readBytes", "readDir", "readLink", "glob", "waitFor"],
   "sysfs-write": ["write"],
   "host-files": ["read", "stat", "glob"],
   "pci-driver": ["bind", "restore"],
-  "device-nodes": ["glob", "stat"],
+  "device-nodes": ["glob", "waitFor", "stat"],
   "net-interfaces": ["all", "get"],
   "prepared-claims": ["all", "usingDevice", "get"],
   progress: ["save"],

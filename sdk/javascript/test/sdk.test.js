@@ -1,8 +1,10 @@
 // Unit tests of the helpers, with the fake host.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 
+import { FUNCTIONS } from "../hooks.js";
 import { FakeHost, matches } from "../testing.js";
 
 const sdk = await import("../sdk.js");
@@ -17,6 +19,16 @@ function gpu() {
     .file(`${DEVICE}/numa_node`, "1\n")
     .link("bus/pci/devices/0000:00:02.0", `../../../${DEVICE}`);
 }
+
+test("hooks have each function of the contract", () => {
+  const contract = readFileSync(new URL("../../../wit/host.wit", import.meta.url), "utf8");
+  const camel = (name) => name.replace(/-(.)/g, (_, letter) => letter.toUpperCase());
+  const found = {};
+  for (const [, name, body] of contract.matchAll(/^interface ([\w-]+) \{(.*?)^\}/gms)) {
+    found[name] = [...body.matchAll(/^    ([\w-]+): func/gm)].map(([, key]) => camel(key));
+  }
+  assert.deepEqual(FUNCTIONS, found);
+});
 
 test("device directory is found by its link", () => {
   gpu().run(() => {
