@@ -253,6 +253,7 @@ fn generate(
     // Ordered maps: the same value always has the same bytes.
     let builder = tonic_prost_build::configure()
         .btree_map(".")
+        .codec_path("crate::codec::SmallCodec")
         .out_dir(directory);
     Ok(builder.compile_fds_with_config(descriptors, config)?)
 }

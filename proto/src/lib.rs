@@ -1,5 +1,6 @@
 //! Nodedock's protocols and the Rust that is generated from them.
 
+pub mod codec;
 mod json;
 
 pub use json::rfc3339;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures::FutureExt;
-use rpds::RedBlackTreeMapSync;
+use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -57,6 +57,10 @@ fn cost(object: &Value) -> usize {
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     objects: Objects,
+    /// Keys of objects by resource and UID.
+    uids: RedBlackTreeMapSync<(&'static str, String), ObjectKey>,
+    /// Keys of objects by the UID of each owner that they name.
+    dependents: RedBlackTreeSetSync<(String, ObjectKey)>,
     pub(crate) revision: u64,
     /// Size of all objects together, by their [`cost`].
     pub(crate) bytes: usize,
@@ -75,6 +79,8 @@ impl Snapshot {
     pub(crate) fn new(revision: u64) -> Self {
         Self {
             objects: Objects::new_sync(),
+            uids: RedBlackTreeMapSync::new_sync(),
+            dependents: RedBlackTreeSetSync::new_sync(),
             revision,
             bytes: 0,
         }
@@ -134,14 +140,41 @@ impl Snapshot {
     fn put(&mut self, key: ObjectKey, object: Arc<Value>, cost: usize) {
         self.take(&key);
         self.bytes += cost;
+        let uid = (key.resource, metadata(&object, "uid"));
+        self.uids.insert_mut(uid, key.clone());
+        for owner in owners(&object) {
+            self.dependents.insert_mut((owner.to_owned(), key.clone()));
+        }
         self.objects.insert_mut(key, object);
     }
 
     fn take(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
         let before = self.objects.get(key).cloned()?;
         self.objects.remove_mut(key);
+        let uid = (key.resource, metadata(&before, "uid"));
+        // Objects that are stored in another way may share a UID.
+        if self.uids.get(&uid) == Some(key) {
+            self.uids.remove_mut(&uid);
+        }
+        for owner in owners(&before) {
+            self.dependents.remove_mut(&(owner.to_owned(), key.clone()));
+        }
         self.bytes = self.bytes.saturating_sub(cost(&before));
         Some(before)
+    }
+
+    /// Returns true if there is an object of a resource with this UID.
+    pub(crate) fn has_uid(&self, resource: &'static Resource, uid: &str) -> bool {
+        self.uids.contains_key(&(resource.plural, uid.to_owned()))
+    }
+
+    /// The objects that name `uid` as an owner.
+    pub(crate) fn dependents(&self, uid: &str) -> Vec<(ObjectKey, Arc<Value>)> {
+        let first = (uid.to_owned(), first_of(""));
+        let keys = self.dependents.range(first..);
+        let keys = keys.take_while(|(owner, _)| owner == uid);
+        keys.filter_map(|(_, key)| Some((key.clone(), self.at(key)?.clone())))
+            .collect()
     }
 
     pub(crate) fn at(&self, key: &ObjectKey) -> Option<&Arc<Value>> {
@@ -243,6 +276,13 @@ impl Draft {
             })
             .collect()
     }
+}
+
+/// UIDs of the owners that an object names.
+fn owners(object: &Value) -> impl Iterator<Item = &str> {
+    let references = object["metadata"]["ownerReferences"].as_array();
+    let references = references.into_iter().flatten();
+    references.filter_map(|reference| reference["uid"].as_str())
 }
 
 pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
@@ -638,5 +678,52 @@ pub(crate) struct Turn(Arc<ObjectStore>);
 impl Drop for Turn {
     fn drop(&mut self) {
         self.0.writing.send_replace(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::resources::resource;
+
+    fn claim(name: usize, uid: usize, owners: &BTreeSet<usize>) -> Value {
+        let owners: Vec<_> = owners
+            .iter()
+            .map(|owner| json!({ "uid": format!("u{owner}") }))
+            .collect();
+        json!({ "metadata": { "name": format!("c{name}"), "namespace": "default", "uid": format!("u{uid}"), "ownerReferences": owners } })
+    }
+
+    proptest! {
+        /// What is found by UIDs is what a look at every object finds.
+        #[test]
+        fn indexes_follow_the_objects(
+            steps in proptest::collection::vec((0usize..4, 0usize..4, proptest::collection::btree_set(0usize..4, 0..3), any::<bool>()), 0..24)
+        ) {
+            let claims = resource("resourceclaims").unwrap();
+            let mut draft = Draft::of(Snapshot::new(FIRST_REVISION));
+            for (name, owners_first, owners, is_removed) in steps {
+                // A name that is used again has another UID.
+                let object = claim(name, 4 * owners_first + name, &owners);
+                match is_removed {
+                    true => drop(draft.remove(&key(claims, &object))),
+                    false => drop(draft.store(claims, object)),
+                }
+                let snapshot = draft.snapshot();
+                for number in 0..16 {
+                    let uid = format!("u{number}");
+                    let has = snapshot.all().any(|(_, object)| object["metadata"]["uid"] == uid);
+                    prop_assert_eq!(snapshot.has_uid(claims, &uid), has);
+                    let of_owner = snapshot.all().filter(|(_, object)| super::owners(object).any(|owner| owner == uid));
+                    let of_owner: Vec<_> = of_owner.map(|(key, object)| (key.clone(), object.clone())).collect();
+                    prop_assert_eq!(snapshot.dependents(&uid), of_owner);
+                }
+            }
+        }
     }
 }

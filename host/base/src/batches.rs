@@ -1,6 +1,11 @@
 //! Requests to one resource that blocks, such as a log that is synced: carried out on the caller's thread if no other is carried out just
 //! then. The ones that come meanwhile wait, and the first of them carries out all of them together. So a request changes threads only if
 //! it waits, and one sync serves many.
+//!
+//! A batch that takes long, as on a disk that hangs, is noticed by a thread of its own: that wakes a thread of the runtime, which then
+//! waits for sockets and timers in place of the blocked one, and reports the batch to its server.
+
+mod long;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,6 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, oneshot};
+
+use crate::woken;
+use long::UnderWay;
+
+pub use long::LONG;
 
 /// Requests that may wait; further ones wait for a slot.
 const QUEUE: usize = 1024;
@@ -32,6 +42,9 @@ pub trait Serve: Send + Sync + 'static {
 
     /// Work between two batches for which no caller waits. Blocks the thread.
     fn upkeep(&self) {}
+
+    /// Called once for a batch that has taken longer than [`LONG`], from another thread. Does not block.
+    fn takes_long(&self) {}
 }
 
 /// Requests in their order. Clones share it.
@@ -165,8 +178,13 @@ impl<S: Serve> Leader<S> {
                 others.push(turn);
             }
         }
+        let under_way = UnderWay::begin(self.shared.clone());
         let mut outcomes = self.shared.server.serve(requests).into_iter();
+        drop(under_way);
         let own = outcomes.next();
+        if !others.is_empty() {
+            woken::note();
+        }
         for (turn, outcome) in others.into_iter().zip(outcomes) {
             // A cancelled caller gets no response.
             turn.send(Turn::Done(outcome)).ok();
@@ -213,6 +231,7 @@ impl<S: Serve> Drop for Next<S> {
             next
         };
         if let Some((request, turn)) = next {
+            woken::note();
             // A caller that is gone drops its leader, which carries the requests out.
             drop(turn.send(Turn::Lead(Leader {
                 shared,
@@ -242,15 +261,8 @@ fn in_place<T>(step: impl FnOnce() -> T) -> T {
         return tokio::task::block_in_place(step);
     }
     let _taken = Taken;
-    release_woken();
+    woken::release();
     step()
-}
-
-/// Lets other threads take the task that this one has woken last, which tokio keeps for it: an empty one takes its place.
-pub fn release_woken() {
-    if let Ok(runtime) = Handle::try_current() {
-        drop(runtime.spawn(async {}));
-    }
 }
 
 #[cfg(test)]
@@ -344,6 +356,77 @@ mod tests {
         // It waits for the upkeep.
         assert_eq!(batches.request(1).await, Some(2));
         assert_eq!(batches.server().upkeeps.load(Ordering::Relaxed), 1);
+    }
+
+    /// Carries out a request only after something else has happened: fails if it does not.
+    struct Hangs {
+        happened: Mutex<std::sync::mpsc::Receiver<()>>,
+        happens: std::sync::mpsc::Sender<()>,
+        is_reported: bool,
+    }
+
+    impl Hangs {
+        fn new(is_reported: bool) -> Self {
+            let (happens, happened) = std::sync::mpsc::channel();
+            Self {
+                happened: Mutex::new(happened),
+                happens,
+                is_reported,
+            }
+        }
+    }
+
+    impl Serve for Hangs {
+        type Request = Option<std::os::unix::net::UnixStream>;
+        type Outcome = bool;
+
+        fn serve(&self, requests: Vec<Self::Request>) -> Vec<bool> {
+            for mut socket in requests.into_iter().flatten() {
+                std::io::Write::write_all(&mut socket, b"x").unwrap();
+            }
+            let deadline = std::time::Duration::from_secs(60);
+            vec![self.happened.lock().recv_timeout(deadline).is_ok()]
+        }
+
+        fn weight(_: &Self::Request) -> usize {
+            1
+        }
+
+        fn takes_long(&self) {
+            if self.is_reported {
+                self.happens.send(()).unwrap();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn long_batch_is_reported_to_server() {
+        let batches = Batches::new(Hangs::new(true), 1);
+        assert_eq!(batches.request(None).await, Some(true));
+        assert_eq!(batches.request(None).await, Some(true));
+        let left = batches.server().happened.lock().try_recv();
+        assert!(left.is_err(), "each is reported once");
+    }
+
+    /// A thread that blocked in a batch had waited for the sockets before, and no other did.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn sockets_are_read_during_long_batch() {
+        use tokio::io::AsyncReadExt;
+        let batches = Batches::new(Hangs::new(false), 1);
+        for _ in 0..8 {
+            let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+            here.set_nonblocking(true).unwrap();
+            let mut here = tokio::net::UnixStream::from_std(here).unwrap();
+            let happens = batches.server().happens.clone();
+            let reader = tokio::spawn(async move {
+                assert_eq!(here.read(&mut [0]).await.unwrap(), 1);
+                happens.send(()).unwrap();
+            });
+            let of_request = batches.clone();
+            let request = tokio::spawn(async move { of_request.request(Some(there)).await });
+            assert_eq!(request.await.unwrap(), Some(true));
+            reader.await.unwrap();
+        }
     }
 
     #[tokio::test]

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
+use crate::woken;
+
 type Entries<K> = HashMap<K, Arc<tokio::sync::Mutex<()>>>;
 
 #[derive(Clone)]
@@ -78,6 +80,8 @@ impl<K: Eq + Hash> Drop for LockGuard<K> {
             .is_some_and(|entry| Arc::strong_count(entry) == 1)
         {
             entries.remove(&self.key);
+        } else {
+            woken::note();
         }
     }
 }

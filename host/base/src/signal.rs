@@ -4,6 +4,8 @@
 
 use tokio::sync::watch;
 
+use crate::woken;
+
 /// The sender of a signal. It needs no listener.
 #[derive(Debug, Default)]
 pub struct Signal(watch::Sender<()>);
@@ -24,6 +26,9 @@ impl Signal {
 
     /// Wakes every listener.
     pub fn send(&self) {
+        if self.0.receiver_count() > 0 {
+            woken::note();
+        }
         self.0.send_replace(());
     }
 

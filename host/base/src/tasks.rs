@@ -12,6 +12,8 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
+use crate::woken;
+
 /// The tasks of one owner. Clones belong to the same owner.
 #[derive(Clone, Default)]
 pub struct Tasks {
@@ -34,6 +36,7 @@ impl Tasks {
 
     /// Starts a named task. It must end when `stopped` resolves.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        woken::note();
         self.tracker
             .spawn(work.instrument(tracing::info_span!("task", task = name)));
     }

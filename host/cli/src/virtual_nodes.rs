@@ -113,6 +113,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     ));
 
     let (tasks, conditions) = (Tasks::new(), Conditions::new(Changes::default()));
+    client.keep_ready(&tasks);
     let publishing = slices::start(&nodes, &client, options.creates_nodes, &conditions, &tasks);
     let statuses = Statuses::start(
         &tasks,

@@ -28,6 +28,7 @@ use nodedock_model::{
 /// Directory in which containers find the files (KEP-5304).
 pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
 const SUFFIX: &str = "-metadata.json";
+const EXTENSION: &str = ".json";
 const KIND: &str = "DeviceMetadata";
 /// The same content in each version, the newest first: a reader uses the first that it knows.
 const VERSIONS: [&str; 2] = [
@@ -51,10 +52,36 @@ pub struct MetadataSettings {
 /// A file of a prepared claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataFile {
-    /// Subdirectory of the metadata directory: one for each driver of a claim, with the name that `directory_name` returns.
-    pub directory: String,
-    pub name: String,
+    pub name: FileName,
     pub bytes: Vec<u8>,
+}
+
+/// Name of a file below the metadata directory: the request of a claim whose devices of a driver it describes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileName {
+    pub driver: DriverName,
+    pub claim: Uid,
+    /// A DNS label.
+    pub request: String,
+}
+
+impl FileName {
+    /// Returns the path below the metadata directory: the directory of the driver, and in it `CLAIM_REQUEST.json`. A label has no `_`.
+    pub fn below(&self) -> PathBuf {
+        let file = format!("{}_{}{EXTENSION}", self.claim, self.request);
+        Path::new(self.driver.as_str()).join(file)
+    }
+
+    /// Parses the name of a file in the directory of a driver. `None`: it is not one of these files.
+    fn parse(driver: DriverName, name: &str) -> Option<Self> {
+        let (claim, request) = name.strip_suffix(EXTENSION)?.rsplit_once('_')?;
+        Some(Self {
+            driver,
+            // no error: another file
+            claim: Uid::new(claim).ok()?,
+            request: is_dns_label(request).then(|| request.to_owned())?,
+        })
+    }
 }
 
 /// Why a claim cannot have metadata files.
@@ -97,15 +124,21 @@ pub fn directory_beside(cdi: &Path, daemon: &str) -> PathBuf {
     cdi.join(format!("nodedock-metadata-{}", cdi::tag(daemon)))
 }
 
-/// Returns the name of the directory with a driver's files for a claim: a driver's name has no `_`.
-pub(crate) fn directory_name(driver: &DriverName, claim: &Uid) -> String {
-    format!("{driver}_{claim}")
+/// Returns the names of a claim's files of one driver, of those that it may have.
+pub(crate) fn names(record: &ClaimRecord, driver: &DriverName) -> Vec<FileName> {
+    let names = requests(record, driver)
+        .into_iter()
+        .filter_map(|request| name(record, driver, request));
+    names.collect()
 }
 
-/// Parses a name that `directory_name` returns.
-fn directory_of(name: &str) -> Option<(DriverName, Uid)> {
-    let (driver, uid) = name.split_once('_')?;
-    Some((DriverName::new(driver).ok()?, Uid::new(uid).ok()?))
+/// `None`: the request must not become part of a path.
+fn name(record: &ClaimRecord, driver: &DriverName, request: &str) -> Option<FileName> {
+    is_dns_label(request).then(|| FileName {
+        driver: driver.clone(),
+        claim: record.id.uid.clone(),
+        request: request.to_owned(),
+    })
 }
 
 /// Adds attributes and mounts to a driver's result, which is not in the record yet. Devices of native plugins have neither: their plugins
@@ -137,9 +170,6 @@ pub fn add(
         return Ok(());
     }
     let in_container = container_directory(record)?;
-    let on_node = settings
-        .directory
-        .join(directory_name(driver, &record.id.uid));
     for (device, added) in prepared.devices.iter_mut().zip(&added) {
         if device.access.edits().is_some() {
             let published = inventory.and_then(|known| known.device(&device.pool, &device.device));
@@ -147,19 +177,19 @@ pub fn add(
         }
     }
     for request in requests(record, driver) {
-        if !is_dns_label(request) {
+        let Some(name) = name(record, driver, request) else {
             let (claim, request) = (record.id.to_string(), request.to_owned());
             return Err(MetadataError::Request { claim, request });
-        }
+        };
         // A container that uses the request has all of its devices, and needs the file once.
         let mut of_request = prepared
             .devices
             .iter_mut()
             .filter(|device| serves(device, request));
         if let Some(edits) = of_request.find_map(|device| edits_mut(&mut device.access)) {
-            edits
-                .mounts
-                .push(mount(&on_node, &in_container, request, driver));
+            let on_node = settings.directory.join(name.below());
+            let of_request = in_container.join(request);
+            edits.mounts.push(mount(&on_node, &of_request, driver));
         }
     }
     let before = record
@@ -207,6 +237,7 @@ fn file(
         .of_driver(driver)
         .filter(|device| device.base_request() == request);
     let name = allocated.next().map_or(request, |device| &device.request);
+    let file = self::name(record, driver, request)?;
     let mut bytes = Vec::new();
     for api_version in VERSIONS {
         let object = DeviceMetadata {
@@ -227,15 +258,7 @@ fn file(
         serde_json::to_writer(&mut bytes, &object).expect("a value with text keys is JSON");
         bytes.push(b'\n');
     }
-    Some(MetadataFile {
-        directory: directory_name(driver, &record.id.uid),
-        name: file_name(request),
-        bytes,
-    })
-}
-
-fn file_name(request: &str) -> String {
-    format!("{request}.json")
+    Some(MetadataFile { name: file, bytes })
 }
 
 /// Returns the base names of a driver's requests, each once.
@@ -275,11 +298,10 @@ fn container_directory(record: &ClaimRecord) -> Result<PathBuf, MetadataError> {
     }
 }
 
-fn mount(on_node: &Path, in_container: &Path, request: &str, driver: &DriverName) -> Mount {
-    let host_path = on_node.join(file_name(request));
-    let container_path = in_container.join(request).join(format!("{driver}{SUFFIX}"));
+fn mount(on_node: &Path, in_container: &Path, driver: &DriverName) -> Mount {
+    let container_path = in_container.join(format!("{driver}{SUFFIX}"));
     Mount {
-        host_path: host_path.to_string_lossy().into_owned(),
+        host_path: on_node.to_string_lossy().into_owned(),
         container_path: container_path.to_string_lossy().into_owned(),
         options: ["ro", "bind"].map(str::to_owned).to_vec(),
         fs_type: None,

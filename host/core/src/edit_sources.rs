@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::device_metadata::CONTAINER_DIR;
 use crate::hardware::Hardware;
 use nodedock_model::grant::ceiling::WELL_KNOWN;
-use nodedock_model::{Edits, PreparedClaim, Problem, ProblemCode};
+use nodedock_model::{Edits, Mount, PreparedClaim, Problem, ProblemCode};
 
 /// Bits of a mode by which users other than the owner may write.
 const OTHERS_MAY_WRITE: u32 = 0o022;
@@ -107,22 +107,11 @@ impl<'a> EditSources<'a> {
 
     /// Checks every source of a prepared claim again.
     pub fn check_claim(&self, prepared: &PreparedClaim) -> Result<(), Problem> {
-        let of_devices = prepared
-            .devices
-            .iter()
-            .filter_map(|device| device.access.edits());
-        of_devices
-            .chain([&prepared.edits])
-            .try_for_each(|edits| self.check_edits(edits))
+        edits_of(prepared).try_for_each(|edits| self.check_edits(edits))
     }
 
     fn check_edits(&self, edits: &Edits) -> Result<(), Problem> {
-        // Those of the host itself are in its own directory; no driver puts anything there.
-        let of_driver = edits
-            .mounts
-            .iter()
-            .filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
-        of_driver
+        mounts_of_driver(edits)
             .map(|mount| &mount.host_path)
             .try_for_each(|path| self.check_mount(path))?;
         edits
@@ -213,6 +202,26 @@ impl<'a> EditSources<'a> {
     pub fn place(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
+}
+
+/// Returns whether a driver's container edits name files of the node, which others may exchange.
+pub fn has_sources(prepared: &PreparedClaim) -> bool {
+    edits_of(prepared)
+        .any(|edits| mounts_of_driver(edits).next().is_some() || !edits.hooks.is_empty())
+}
+
+fn edits_of(prepared: &PreparedClaim) -> impl Iterator<Item = &Edits> {
+    let of_devices = prepared
+        .devices
+        .iter()
+        .filter_map(|device| device.access.edits());
+    of_devices.chain([&prepared.edits])
+}
+
+/// The mounts of a driver. Those of the host itself are in its own directory; no driver puts anything there.
+fn mounts_of_driver(edits: &Edits) -> impl Iterator<Item = &Mount> {
+    let mounts = edits.mounts.iter();
+    mounts.filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR))
 }
 
 /// The place of a directory or file, through links; `None` if it does not exist. A mount is not looked at: its file system may hang.

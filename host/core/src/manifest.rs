@@ -248,8 +248,8 @@ fn parse_as(
 }
 
 /// The claim that an object of `resource.k8s.io/v1` is.
-pub fn claim_of(object: Value) -> Result<Claim, ManifestError> {
-    claim(&typed(&object, 1, "ResourceClaim")?, 1)
+pub fn claim_of(object: &resource::ResourceClaim) -> Result<Claim, ManifestError> {
+    claim(object, 1)
 }
 
 /// The pod that an object of `v1` is.
@@ -388,15 +388,15 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
     );
     let context = Context { document, what };
     let id = object_ref(meta, &context)?;
-    let status = object.status.clone().unwrap_or_default();
-    let consumers = status.reserved_for.unwrap_or_default();
+    let status = object.status.as_ref();
+    let consumers = status.and_then(|status| status.reserved_for.as_ref());
     let reserved_for = consumers
-        .iter()
+        .into_iter()
+        .flatten()
         .map(|found| consumer(found, &context))
         .collect::<Result<_, _>>()?;
     let allocation = status
-        .allocation
-        .as_ref()
+        .and_then(|status| status.allocation.as_ref())
         .map(|found| allocation(found, &context))
         .transpose()?;
     let owners = meta.owner_references.iter().flatten();
@@ -452,9 +452,13 @@ fn allocation(
     found: &resource::AllocationResult,
     context: &Context,
 ) -> Result<Allocation, ManifestError> {
-    let devices = found.devices.clone().unwrap_or_default();
-    let results = devices.results.iter().flatten();
-    let configs = devices.config.iter().flatten();
+    let devices = found.devices.as_ref();
+    let results = devices
+        .into_iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let configs = devices
+        .into_iter()
+        .flat_map(|devices| devices.config.iter().flatten());
     Ok(Allocation {
         devices: results
             .map(|result| allocated(result, context))

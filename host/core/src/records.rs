@@ -3,6 +3,7 @@
 //! Is given the table and the recorded sysfs values, with which records are committed. Reports each change of a claim, and each time that a
 //! claim may have freed devices. Never calls a driver and never touches a file of a claim.
 
+mod change_log;
 pub(crate) mod ended;
 mod index;
 pub(crate) mod statuses;
@@ -16,16 +17,18 @@ use parking_lot::MutexGuard;
 
 use crate::checkpoint::{Change, CommitError};
 use crate::resources::pools::split_id;
+pub use change_log::ClaimChanges;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_base::signal::{Listener, Signal};
 use nodedock_model::{
-    ChangedKind, ClaimRecord, ClaimStatuses, DriverName, EndedRecord, ObjectRef, Problem,
+    ChangedKind, ClaimRecord, DriverName, EndedRecord, ObjectName, ObjectRef, Problem,
     ReleaseRecord, Uid,
 };
-use statuses::{has_status, statuses};
+use statuses::has_status;
+pub use statuses::statuses;
 pub use table::SharedClaimTable;
 use table::{ClaimTable, Undo};
 pub use values::RecordedValues;
@@ -98,6 +101,32 @@ impl RecordStore {
         let mut claims: Vec<_> = self.table().claims().cloned().collect();
         claims.sort_by(|a, b| (&a.id.namespace, &a.id.name).cmp(&(&b.id.namespace, &b.id.name)));
         claims
+    }
+
+    /// The claim of a UID.
+    pub fn claim(&self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        self.table().claim(uid.as_str()).cloned()
+    }
+
+    /// Claims of a namespace, by UID.
+    pub fn claims_in(&self, namespace: &ObjectName) -> Vec<Arc<ClaimRecord>> {
+        self.table().claims_in(namespace).cloned().collect()
+    }
+
+    /// Claims that have a device, by UID.
+    pub fn claims_with_device(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> Vec<Arc<ClaimRecord>> {
+        let table = self.table();
+        table.users_of(driver, pool, device).cloned().collect()
+    }
+
+    /// Returns the claims that changed since a revision of an earlier answer; all claims, if there is none or it is too long ago.
+    pub fn changes_since(&self, seen: Option<u64>) -> ClaimChanges {
+        self.table().changes_since(seen)
     }
 
     /// Claims that operators released by force, the oldest first.
@@ -194,7 +223,7 @@ impl RecordStore {
         &self,
         uids: &[Uid],
         pods: &BTreeSet<Uid>,
-        mut changes: Vec<Change>,
+        changes: Vec<Change>,
         undo: Undo,
     ) -> Result<Vec<Arc<ClaimRecord>>, Problem> {
         let ended: Vec<_> = changes.iter().filter_map(ended_by).cloned().collect();
@@ -205,10 +234,12 @@ impl RecordStore {
                 table.ended().outdated(&ended, now_ms()),
             )
         };
-        changes.extend(outdated.iter().cloned().map(Change::DeleteEnded));
-        changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
-        changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
-        self.commit(changes, undo).await?;
+        // The claims first: what is left of one takes the place of its record.
+        let mut all: Vec<_> = uids.iter().cloned().map(Change::DeleteClaim).collect();
+        all.extend(changes);
+        all.extend(outdated.iter().cloned().map(Change::DeleteEnded));
+        all.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
+        self.commit(all, undo).await?;
         let mut table = self.table();
         table.put_ended(ended, &outdated);
         pods.iter()
@@ -237,15 +268,7 @@ impl RecordStore {
         }
     }
 
-    /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
-    pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
-        self.table()
-            .claims()
-            .filter_map(|record| statuses(record))
-            .collect()
-    }
-
-    /// Changes whenever `device_statuses` may have changed.
+    /// Changes whenever the statuses of a kubelet's claims ([`statuses`]) may have changed.
     pub fn device_status_changes(&self) -> Listener {
         self.statuses_changed.subscribe()
     }

@@ -49,8 +49,6 @@ fn refused(allocated: &AllocatedDevice, why: &str) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use nodedock_model::{Capacity, DeviceName, DriverName, PoolName, QualifiedName};
 
@@ -75,7 +73,7 @@ mod tests {
             policy: None,
         };
         Device {
-            capacities: BTreeMap::from([(QualifiedName::new("cores").unwrap(), capacity)]),
+            capacities: [(QualifiedName::new("cores").unwrap(), capacity)].into(),
             allow_multiple_allocations: is_shared,
             ..Device::default()
         }

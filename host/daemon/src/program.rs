@@ -124,7 +124,10 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     if let Some(snapshot) = &args.hardware {
         config.hardware = app::hardware::simulated(snapshot, &config.paths.hardware, &boot_id)?;
     }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        // A thread that waits for the disk leaves all other work to another: with one thread alone, each commit would change threads.
+        .worker_threads(cores.max(2))
         .enable_all()
         .build()
         .context("start a runtime")?;

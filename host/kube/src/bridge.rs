@@ -14,6 +14,7 @@ mod dra;
 mod metrics;
 mod paths;
 mod plugin_claim;
+mod pool_use;
 mod sockets;
 
 #[cfg(test)]
@@ -53,6 +54,7 @@ pub use paths::{PathError, SocketPaths};
 use device_plugins::{Allocations, OfferedResource};
 use dra::OfferedDriver;
 use paths::KubeletDirectories;
+use pool_use::PoolUse;
 use sockets::Handover;
 
 /// Interval of checking the sockets in the kubelet's directories, which costs two `stat` each; failures back off from it, doubled up to
@@ -175,6 +177,7 @@ struct Context {
     /// Resources that were offered by the own IDs of device plugins, while calls for them may be under way.
     withdrawn: Mutex<Vec<(ExtendedResource, Weak<OfferedResource>)>>,
     allocations: Allocations,
+    pool_use: Mutex<PoolUse>,
     /// Resources for which no kubelet is there; while there are any it is a condition.
     waiting: Mutex<BTreeSet<ExtendedResource>>,
     /// No other instance has lists of the kubelet.
@@ -201,6 +204,7 @@ impl Bridge {
             resources: Mutex::default(),
             withdrawn: Mutex::default(),
             allocations: Allocations::default(),
+            pool_use: Mutex::default(),
             waiting: Mutex::default(),
             looks: Signal::new(),
         }));

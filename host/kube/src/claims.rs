@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject};
+use kube::api::DynamicObject;
 use kube::runtime::watcher::Event;
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
@@ -28,13 +28,14 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::cache::{CachedClaim, ClaimCache, Key};
-use super::client::{ApiError, DraResource, ErrorKind, KubeClient};
+use self::convert::ReadClaim;
+use super::client::{ApiError, DraResource, ErrorKind, KubeClient, Urgency};
 use crate::pools::NodePools;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{Claim, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
+use nodedock_model::{Claim, DriverName, ObjectName, Problem, ProblemCode, Uid};
 
 /// A claim that is held for so long is watched, and one that is not held is forgotten so long after it was read: claims of most short
 /// pods cost one get.
@@ -137,6 +138,7 @@ impl ApiClaims {
     /// Sets a condition of the node while the API server is unreachable.
     pub fn new(client: KubeClient, pools: NodePools, conditions: Conditions, tasks: Tasks) -> Self {
         client.report_reachability(conditions, &tasks);
+        client.keep_ready(&tasks);
         let shared = Arc::new(ClaimReflector {
             client,
             pools,
@@ -151,10 +153,10 @@ impl ApiClaims {
         Self(shared)
     }
 
-    /// Takes all claims that this node holds: they stay in the cache, and those that were held and are not any more leave it, since they
-    /// may be allocated again.
-    pub fn hold(&self, held: &[ObjectRef]) {
-        self.0.cache().hold(held, Instant::now());
+    /// Takes whether this node holds claims, by UID: those that it holds stay in the cache, and those that were held and are not any more
+    /// leave it, since they may be allocated again. `is_all`: it holds no others.
+    pub fn hold(&self, is_all: bool, claims: impl IntoIterator<Item = (Uid, bool)>) {
+        self.0.cache().hold(is_all, claims, Instant::now());
         self.0.watch_more();
     }
 
@@ -207,47 +209,59 @@ impl ApiClaims {
     ) -> Result<Option<ScheduledClaim>, Problem> {
         let key = (namespace.clone(), name.clone());
         // A kubelet's requests come first.
-        let object = match self.get_object(&key, self.0.client.client()).await {
-            Ok(object) => object,
+        let read = match self.read_claim(&key, Urgency::Usual).await {
+            Ok(read) => read,
             Err(error) if error.kind == ErrorKind::NotFound => {
                 self.0.remove(&key);
                 return Ok(None);
             }
             Err(error) => return Err(about(&key, error.problem())),
         };
-        let read = read(&object).map_err(|problem| about(&key, problem))?;
-        self.0.update(&key, read.clone());
-        let (pools, claim) = (&self.0.pools, read.claim);
+        let ReadClaim {
+            state,
+            allocated_ms,
+        } = read.map_err(|problem| about(&key, problem))?;
+        self.0.update(&key, state.clone());
+        let (pools, claim) = (&self.0.pools, state.claim);
         let devices = claim
             .allocation
             .iter()
             .flat_map(|allocation| &allocation.devices);
         let awaited =
             devices.filter(|device| !device.binding.is_empty() && pools.has_device(device));
+        let awaited: BTreeSet<_> = awaited.map(|device| device.driver.clone()).collect();
+        // A kubelet requests it as soon as its pod is bound.
+        if !awaited.is_empty() {
+            self.0.await_request(&key);
+        }
         Ok(Some(ScheduledClaim {
-            awaited: awaited.map(|device| device.driver.clone()).collect(),
-            allocated_ms: convert::allocated_ms(&object.data),
+            awaited,
+            allocated_ms,
             claim: pools.localized(claim),
         }))
     }
 
-    async fn get_object(&self, key: &Key, client: kube::Client) -> Result<DynamicObject, ApiError> {
+    /// Reads a claim at the server. The inner error is about the claim.
+    async fn read_claim(
+        &self,
+        key: &Key,
+        urgency: Urgency,
+    ) -> Result<Result<ReadClaim, Problem>, ApiError> {
         self.0.counts.from_server.inc();
-        let got = self.0.client.versioned(|version| {
-            let resource = version.resource(DraResource::Claims);
-            let api: Api<DynamicObject> =
-                Api::namespaced_with(client.clone(), key.0.as_str(), &resource);
-            async move { Ok(api.get(key.1.as_str()).await?) }
+        let client = &self.0.client;
+        let got = client.versioned(|version| {
+            let (client, path) = (client.clone(), version.claim_path(&key.0, &key.1));
+            async move { client.read(urgency, &path).await }
         });
-        got.await
+        convert::of_text(&got.await?).map_err(|error| kube::Error::SerdeError(error).into())
     }
 
     async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
-        match self.get_object(key, self.0.client.urgent()).await {
-            Ok(object) => {
-                let read = read(&object).map_err(|problem| about(key, problem))?;
-                self.0.update(key, read.clone());
-                Ok(Some(read.claim))
+        match self.read_claim(key, Urgency::Urgent).await {
+            Ok(read) => {
+                let read = read.map_err(|problem| about(key, problem))?;
+                self.0.update(key, read.state.clone());
+                Ok(Some(read.state.claim))
             }
             Err(error) if error.kind == ErrorKind::NotFound => {
                 self.0.remove(key);
@@ -343,6 +357,12 @@ impl ClaimReflector {
         }
     }
 
+    /// Watches a claim that a kubelet is about to request: it is answered without a request then.
+    fn await_request(self: &Arc<Self>, key: &Key) {
+        self.cache().expect_request(key);
+        self.watch_more();
+    }
+
     fn report_lost(&self, is_lost: bool) {
         if is_lost {
             self.lost.send_replace(());
@@ -422,21 +442,14 @@ fn is_cache_valid(error: &ApiError) -> bool {
 }
 
 fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
-    let claim = convert::claim(
-        &serde_json::to_value(object)
-            .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?,
-    )?;
-    let version = object
-        .resource_version()
-        .and_then(|version| version.parse().ok());
-    Ok(CachedClaim { claim, version })
+    let object = serde_json::to_value(object)
+        .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?;
+    Ok(convert::of_value(&object)?.state)
 }
 
 /// A claim of the local API, with the drivers' own names of pools.
 pub(crate) fn local(claim: &ResourceClaim, pools: &NodePools) -> Result<Claim, Problem> {
-    let object = serde_json::to_value(claim)
-        .map_err(|error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string()))?;
-    Ok(pools.localized(convert::claim(&object)?))
+    Ok(pools.localized(convert::of_typed(claim)?))
 }
 
 /// The problem with the claim's name in front, once.

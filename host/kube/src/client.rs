@@ -2,9 +2,10 @@
 //!
 //! Given a kubeconfig or a pod's service account. Emits [`kube::Client`]s whose requests are limited in rate, number, time and size,
 //! are counted, and show whether the API server is reachable; and which version of `resource.k8s.io` the server serves. It repeats
-//! nothing but a request that was refused with credentials that have been replaced since.
+//! nothing but a request that was refused with credentials that have been replaced since, and a read whose connection broke.
 
 mod config;
+mod connection;
 mod counts;
 mod credentials;
 mod error;
@@ -21,10 +22,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
+use kube::client::Body;
 use kube::core::ApiResource;
 use tokio::sync::watch as channel;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 pub use config::{ClientConfig, ClientConfigError};
 pub use counts::{AnsweredLabels, RequestMetrics, Verb};
@@ -35,8 +39,12 @@ pub use version::{DraResource, DraVersion};
 pub(crate) use watch::{PAGE_ITEMS as WATCH_PAGE_ITEMS, meaning};
 
 use self::credentials::Credentials;
-use self::rate::{RateLimit, Urgency};
+use self::files::Files;
+use self::rate::RateLimit;
+pub(crate) use self::rate::Urgency;
 use self::version::ServedVersion;
+use nodedock_base::error::chain;
+use nodedock_base::tasks::Tasks;
 use nodedock_model::limit;
 
 /// Interval of checking whether an unreachable API server is back, without other requests.
@@ -48,6 +56,9 @@ const API_RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// Backoff of failed requests that are retried; doubled up to the second.
 pub(crate) const API_RETRY_MIN: Duration = Duration::from_millis(500);
 pub(crate) const API_RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Interval of looking whether the served version is to be read again.
+const API_VERSION_LOOK: Duration = Duration::from_secs(60);
 
 /// Deadline of connecting to the API server, and of a whole request.
 const API_CONNECT: Duration = Duration::from_secs(5);
@@ -107,7 +118,7 @@ impl KubeClient {
             kubeconfig: None,
             rate,
         };
-        Self::with_credentials(Credentials::new(config, client, Vec::new()))
+        Self::with_credentials(Credentials::new(config, client.into(), Files::default()))
     }
 
     fn with_credentials(credentials: Credentials) -> Self {
@@ -138,6 +149,39 @@ impl KubeClient {
         self.urgent.clone()
     }
 
+    /// Reads files with credentials again while the tasks run, and the served version, before a request has to. Without it, both are read
+    /// after a refusal only.
+    pub fn keep_ready(&self, tasks: &Tasks) {
+        let client = self.clone();
+        // Dropped anywhere, the last credentials and the last version stay.
+        tasks.spawn_until_stopped("api-credentials", async move {
+            tokio::join!(client.shared.credentials.keep(), client.renew_version());
+        });
+    }
+
+    /// Reads the served version again when it is old and is used; never returns.
+    async fn renew_version(&self) {
+        loop {
+            sleep(API_VERSION_LOOK).await;
+            if self.shared.served.lock().await.is_due(Instant::now()) {
+                let found = self.discover().await;
+                // no error: a request uses the version that is known, or finds out itself
+                let _ = self.learn_version(&mut *self.shared.served.lock().await, found);
+            }
+        }
+    }
+
+    /// Reads an object, as the server sends it.
+    pub(crate) async fn read(&self, urgency: Urgency, path: &str) -> Result<Bytes, ApiError> {
+        let request = http::Request::get(path).body(Body::empty());
+        let request =
+            request.map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
+        let answer = self.shared.send(urgency, request).await?;
+        let body = answer.into_body().collect().await;
+        let body = body.map_err(|error| ApiError::unreachable(chain(error.as_ref())))?;
+        Ok(body.to_bytes())
+    }
+
     /// Returns the major and minor version of the server, or `None` if it does not report it. Callers at the same time share an answer.
     pub(crate) async fn server_version(&self) -> Option<(u32, u32)> {
         let asked = Instant::now();
@@ -153,15 +197,24 @@ impl KubeClient {
         Some(version)
     }
 
-    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is read again every few minutes.
+    /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is read again in the background every few minutes.
     pub async fn dra_version(&self) -> Result<DraVersion, ApiError> {
         let since = Instant::now();
         let mut served = self.shared.served.lock().await;
         if let Some(known) = served.known(since, Instant::now()) {
             return known;
         }
+        let found = self.discover().await;
+        self.learn_version(&mut served, found)
+    }
+
+    fn learn_version(
+        &self,
+        served: &mut ServedVersion,
+        found: Result<DraVersion, ApiError>,
+    ) -> Result<DraVersion, ApiError> {
         let before = served.version;
-        let outcome = served.learn(self.discover().await, Instant::now());
+        let outcome = served.learn(found, Instant::now());
         if let Ok(version) = outcome
             && before != Some(version)
         {

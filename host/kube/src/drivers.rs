@@ -71,15 +71,16 @@ pub fn watch_drivers(
     mut settled: watch::Receiver<bool>,
     tasks: &Tasks,
 ) -> watch::Receiver<DriverSnapshot> {
-    let (mut drivers, mut devices) = (changes.listen(), changes.listen());
+    let [mut drivers, mut devices] =
+        [ChangedKind::Driver, ChangedKind::Device].map(|kind| changes.signal_of(kind));
     let mut serving = registry.instances.changes();
     let (publish, snapshots) =
         watch::channel(DriverSnapshot::of(&registry, *settled.borrow_and_update()));
     tasks.spawn_until_stopped("slice-drivers", async move {
         loop {
             tokio::select! {
-                () = Changes::next_of(&mut drivers, ChangedKind::Driver) => {}
-                () = Changes::next_of(&mut devices, ChangedKind::Device) => {}
+                Ok(()) = drivers.changed() => {}
+                Ok(()) = devices.changed() => {}
                 Ok(()) = serving.changed() => {}
                 Ok(()) = settled.changed() => {}
             }

@@ -9,6 +9,7 @@ mod default_classes;
 mod departed;
 mod events;
 mod names;
+mod node_claims;
 mod objects;
 mod processes;
 mod state;
@@ -31,12 +32,13 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use nodedock_allocator::allocate::NodeRef;
 use parking_lot::Mutex;
+use rpds::RedBlackTreeMapSync;
 use serde_json::json;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use self::objects::Key;
-use self::state::{LocalClaimsState, Reservations, Step, allocation};
+use self::state::{LocalClaimsState, Refusals, Reservations, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
@@ -45,16 +47,18 @@ use crate::pools::NodePools;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::woken;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{
     Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit,
 };
 
 pub use self::names::{CONTAINER_NAMESPACE, LocalNames, NamesListener, user_namespace};
+pub use self::node_claims::{NodeChanges, NodeClaim};
 pub use self::processes::{
     CONSUMER_ANNOTATION, CREATOR_ANNOTATION, PROCESS_ANNOTATION, annotation_of,
 };
-pub use self::state::{FINALIZER, NodeUse};
+pub use self::state::FINALIZER;
 pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated, NotAllocatedKind};
 
 /// Time that a prepare waits until its claims are allocated and reserved for its pod: who waits longer for a device waits for the claim.
@@ -70,17 +74,18 @@ const CLASS_FILES_MANAGER: &str = "nodedock-device-class-files";
 /// Claims that are released together: their writes share commits.
 const RELEASES_AT_ONCE: usize = 64;
 
-/// Maximum time of a round for releases, and for all other steps, besides the step that is under way: a request waits for the end of a round, however many
-/// claims another one deletes.
-const ROUND_MAX: Duration = Duration::from_millis(200);
+/// Maximum time of a round for each kind of steps (releases, those that a pod may wait for, all others), besides the step that is under way: a
+/// request waits for the end of a round, however many claims another one makes or deletes. Three of them are less than the 100 ms that one may wait.
+const ROUND_MAX: Duration = Duration::from_millis(25);
 
 /// Maximum time for which releases wait for the other steps.
-const RELEASE_DELAY_MAX: Duration = Duration::from_secs(1);
+const RELEASE_DELAY_MAX: Duration = Duration::from_millis(50);
 
 /// Claims that the node has prepared, and their release.
 #[async_trait]
 pub trait PreparedClaims: Send + Sync {
-    fn node_use(&self) -> NodeUse;
+    /// Returns what changed since a revision of an earlier answer; all claims, if there is none or it is too long ago.
+    fn node_changes(&self, seen: Option<u64>) -> NodeChanges;
 
     /// Returns the holds of this node's devices: what each keeps from others because of the hardware behind it.
     fn device_holds(&self) -> Arc<DeviceHolds>;
@@ -123,14 +128,15 @@ struct LocalClaimStore {
 struct View {
     /// [`LocalClaimsState::shown`] of its time.
     shown: u64,
-    claims: BTreeMap<Key, Arc<ResourceClaim>>,
-    /// In the order in which claims are tried.
-    refusals: Vec<(Key, Arc<NotAllocated>)>,
+    /// `pods` and `unmade` are of this time as well, and not of the end of the last round.
+    is_whole: bool,
+    claims: RedBlackTreeMapSync<Key, Arc<ResourceClaim>>,
+    refused: Refusals,
     /// Of these claims.
-    pods: BTreeMap<Key, Vec<ObjectRef>>,
-    unmade: Vec<UnmadeClaim>,
+    pods: Arc<BTreeMap<Key, Vec<ObjectRef>>>,
+    unmade: Arc<Vec<UnmadeClaim>>,
     /// Names of the claims that the node has prepared, by UID.
-    prepared: BTreeMap<String, Key>,
+    prepared: RedBlackTreeMapSync<String, Key>,
     /// Names of the DeviceClasses.
     classes: Vec<String>,
 }
@@ -245,10 +251,10 @@ impl LocalClaims {
             labels: BTreeMap::new(),
         };
         let registry = self.0.pools.registry.clone();
-        let (listed, connected) = (parts.changes.listen(), move || {
+        let (drivers, connected) = (parts.changes.signal_of(ChangedKind::Driver), move || {
             registry.instances.connected()
         });
-        let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
+        let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), drivers, connected);
         parts.tasks.spawn_until_stopped("departed-drivers", wipe);
         let writer = EventWriter::new(parts.client.client(), &parts.node);
         let publish = events::publish(self.clone(), writer);
@@ -290,11 +296,11 @@ impl LocalClaims {
     /// Counts the claims that wait for devices.
     pub fn pending(&self) -> PendingClaims {
         let view = self.0.view.borrow().clone();
-        let claims = view.refusals.iter();
+        let claims = view.refusals();
         let created = claims.filter_map(|(key, _)| view.claims.get(key)?.creation_timestamp());
         let created_ms = created.map(|time| u64::try_from(time.0.as_millisecond()).unwrap_or(0));
         PendingClaims {
-            number: view.refusals.len(),
+            number: view.refused.size(),
             oldest_ms: created_ms.min(),
         }
     }
@@ -302,12 +308,15 @@ impl LocalClaims {
     /// Returns the claims that are not allocated, in the order in which they are tried.
     pub fn waiting(&self) -> Vec<WaitingClaim> {
         let view = self.0.view.borrow().clone();
+        if view.refused.is_empty() {
+            return Vec::new();
+        }
         let names: BTreeMap<_, _> = view
             .claims
             .iter()
             .filter_map(|(key, claim)| Some((claim.uid()?, key)))
             .collect();
-        let waiting = view.refusals.iter().filter_map(|(key, why)| {
+        let waiting = view.refusals().filter_map(|(key, why)| {
             let uid = view.claims.get(key)?.uid()?;
             let holders = why
                 .devices
@@ -355,6 +364,7 @@ impl LocalClaims {
                 pods.insert(pod.uid.to_string(), pod.name.to_string());
             }
         }
+        woken::note();
         self.0.wake.notify_one();
         let mut missing = Vec::new();
         for key in &keys {
@@ -390,7 +400,7 @@ impl LocalClaims {
         let Some(key) = waits else {
             return Ok(reservation);
         };
-        let why = match view.refusals.iter().find(|(refused, _)| refused == key) {
+        let why = match view.refusals().find(|(refused, _)| *refused == key) {
             Some((_, refusal)) => refusal.message.clone(),
             None => "it was not decided in time".to_owned(),
         };
@@ -538,7 +548,7 @@ async fn run(
     changes: Changes,
 ) {
     let mut objects = objects::changes(&shared.client.client());
-    let mut of_node = changes.listen();
+    let mut of_node = changes.signal_of(ChangedKind::Claim);
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
     let mut again = Again::AfterChange;
     let mut unfinished = Unfinished::default();
@@ -553,7 +563,7 @@ async fn run(
         tokio::select! {
             Some(change) = objects.next() => state.apply(change),
             () = shared.wake.notified() => {}
-            () = Changes::next_of(&mut of_node, ChangedKind::Claim) => {}
+            Ok(()) = of_node.changed() => {}
             () = paused => {}
         }
         while let Some(Some(change)) = objects.next().now_or_never() {
@@ -576,7 +586,7 @@ async fn run(
                 Again::After(backoff.delay())
             }
         };
-        shared.publish(&state);
+        shared.publish(&state, true);
         if matches!(again, Again::AfterChange) {
             shared.settled.send_replace(round);
         }
@@ -587,30 +597,32 @@ impl LocalClaimStore {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
     fn in_use(&self, state: &mut LocalClaimsState, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
-        self.refused
-            .lock()
-            .drain(..)
-            .for_each(|uid| state.refuse(uid));
+        // Taken before what the node has prepared is read, since a claim that was refused is not prepared any more; counted after it.
+        let refused = std::mem::take(&mut *self.refused.lock());
         state.set_device_holds(prepared.device_holds());
-        state.set_node_use(prepared.node_use());
+        state.follow_node(prepared.node_changes(state.prepared.seen()));
+        refused.into_iter().for_each(|uid| state.refuse(uid));
         reservations
     }
 
-    /// Shows the claims to those who wait for them, unless they were shown.
-    fn publish(&self, state: &LocalClaimsState) {
-        if self.view.borrow().shown == state.shown {
+    /// Shows the claims to those who wait for them, unless they were shown. What looks at every pod is shown at the end of a round.
+    fn publish(&self, state: &LocalClaimsState, is_end: bool) {
+        let known = self.view.borrow().clone();
+        if known.shown == state.shown && (known.is_whole || !is_end) {
             return;
         }
+        let (pods, unmade) = match is_end {
+            true => (state.pods_of_refused().into(), state.unmade().into()),
+            false => (known.pods.clone(), known.unmade.clone()),
+        };
         self.view.send_replace(Arc::new(View {
             shown: state.shown,
-            claims: state
-                .claims()
-                .map(|claim| (objects::key(&**claim), claim.clone()))
-                .collect(),
-            refusals: state.refusals(),
-            pods: state.pods_of_refused(),
-            unmade: state.unmade(),
-            prepared: state.prepared_names(),
+            is_whole: is_end,
+            claims: state.claims(),
+            refused: state.refusals(),
+            pods,
+            unmade,
+            prepared: state.prepared.names(),
             classes: state.classes().map(str::to_owned).collect(),
         }));
     }
@@ -668,7 +680,7 @@ async fn decide(
         if Instant::now() >= end {
             break;
         }
-        shared.publish(state);
+        shared.publish(state, false);
         let reservations = shared.in_use(state, prepared);
         let releases = releases
             .iter()
@@ -685,7 +697,7 @@ async fn decide(
                 break;
             };
             // Who waits for one of them does not wait for the others.
-            shared.publish(state);
+            shared.publish(state, false);
             // One that cannot be taken, such as a claim of a template that was just deleted, holds up no other.
             results.push(writes.take(step, state).await);
         }
@@ -701,6 +713,11 @@ async fn decide(
 }
 
 impl View {
+    /// The claims that are not allocated, in the order in which they are tried, and why.
+    fn refusals(&self) -> impl Iterator<Item = (&Key, &Arc<NotAllocated>)> {
+        self.refused.iter().map(|((.., key), why)| (key, why))
+    }
+
     /// Claims with annotations.
     fn annotated(&self) -> impl Iterator<Item = (&Key, &Arc<ResourceClaim>)> {
         self.claims

@@ -7,7 +7,7 @@ use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     AttributeValue, Consumer, ContainerAllocation, DeviceName, DeviceNode, DriverName, Edits,
-    ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid,
+    ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid, exact,
 };
 
 /// Annotation of a claim made from a template: the pod's own name for the claim (`resource.k8s.io/v1`).
@@ -39,8 +39,13 @@ impl Claim {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
+    #[serde(deserialize_with = "exact::list")]
     pub devices: Vec<AllocatedDevice>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub configs: Vec<OpaqueConfig>,
     /// Node for which it was allocated, if its selector names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,6 +190,7 @@ pub struct DriverClaimRecord {
 /// A driver's result for its part of a claim.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PreparedClaim {
+    #[serde(deserialize_with = "exact::list")]
     pub devices: Vec<PreparedDevice>,
     /// Edits for every container that uses any of the devices.
     #[serde(default, skip_serializing_if = "Edits::is_empty")]
@@ -201,6 +207,7 @@ pub struct PreparedClaim {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PreparedDevice {
     /// Base names of the requests that it satisfies; empty means any.
+    #[serde(deserialize_with = "exact::list")]
     pub requests: Vec<String>,
     pub pool: PoolName,
     pub device: DeviceName,
@@ -341,6 +348,7 @@ pub struct ClaimReference {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodContainer {
     pub name: String,
+    #[serde(deserialize_with = "exact::list")]
     pub claims: Vec<ContainerClaim>,
     #[serde(default, skip_serializing_if = "ContainerKind::is_app")]
     pub kind: ContainerKind,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::{DeviceName, ExtendedResource, PathPatterns, PoolName, QualifiedName};
+use super::{DeviceName, ExtendedResource, PathPatterns, PoolName, QualifiedName, SmallMap};
 
 /// Every device that a driver has on this node now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub struct Pool {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Device {
     pub attributes: BTreeMap<QualifiedName, AttributeValue>,
-    pub capacities: BTreeMap<QualifiedName, Capacity>,
+    pub capacities: SmallMap<QualifiedName, Capacity>,
     pub taints: Vec<Taint>,
     pub consumes: Vec<CounterSet>,
     pub allow_multiple_allocations: bool,

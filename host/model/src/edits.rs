@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::exact;
+
 /// Changes of a container by a device, or by a claim as a whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -10,17 +12,32 @@ pub struct Edits {
     /// Names and values.
     #[serde(with = "variables", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<(String, String)>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub device_nodes: Vec<DeviceNode>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub net_devices: Vec<NetDevice>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub hooks: Vec<Hook>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub mounts: Vec<Mount>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub additional_gids: Vec<u32>,
 }
 
@@ -180,7 +197,11 @@ pub struct Mount {
     pub container_path: String,
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub fs_type: Option<String>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub options: Vec<String>,
 }
 
@@ -222,7 +243,9 @@ mod variables {
                 "the environment entry {entry:?} is not NAME=VALUE"
             ))),
         });
-        variables.collect()
+        let mut variables = variables.collect::<Result<Vec<_>, _>>()?;
+        variables.shrink_to_fit();
+        Ok(variables)
     }
 }
 

@@ -5,9 +5,9 @@
 //! other, unless both are shared. A key that the host derived itself from the edits of a container excludes only devices of other drivers:
 //! a driver reports by identity strings and counters which of its own devices exclude each other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::{DriverName, Hold};
+use super::{DriverName, Few, Hold};
 
 /// Keys that begin with it are directories of devices.
 pub const DEVICES: &str = "/sys/devices/";
@@ -23,7 +23,7 @@ struct Held<O> {
     driver: Option<DriverName>,
 }
 
-type Index<O> = BTreeMap<String, BTreeSet<Held<O>>>;
+type Index<O> = BTreeMap<String, Few<Held<O>>>;
 
 /// The holds of all claims, by key. `O` names a claim.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ fn acts<O>(hold: &Hold, other: &Held<O>) -> bool {
 fn related<'a, O>(
     index: &'a Index<O>,
     key: &str,
-) -> impl Iterator<Item = (&'a str, &'a BTreeSet<Held<O>>)> {
+) -> impl Iterator<Item = (&'a str, &'a Few<Held<O>>)> {
     let own = index.get_key_value(key);
     let is_directory = key.starts_with(DEVICES) && !index.is_empty();
     let above = is_directory.then(|| {
@@ -151,6 +151,8 @@ fn related<'a, O>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use proptest::prelude::*;
 

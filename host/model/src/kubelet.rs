@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DeviceName, DeviceStatus, DriverName, ObjectName, ObjectRef, PoolName, Uid};
+use super::{DeviceName, DeviceStatus, DriverName, ObjectName, ObjectRef, PoolName, Uid, exact};
 
 /// A device of a claim in a response to a kubelet (`v1.Device` of the DRA API).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +76,11 @@ pub struct KubeletHold {
     /// Time of its first request for the claim; milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// Consumers for which the claim was reserved at the last request.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub consumers: Vec<Consumer>,
     /// The claim is not an object of the API server: it represents devices that a kubelet allocated through a device plugin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

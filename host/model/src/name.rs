@@ -1,11 +1,14 @@
 //! Names and identifiers, each checked when it is parsed.
 
 use std::borrow::Borrow;
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::limit::{
@@ -35,12 +38,68 @@ impl NameError {
     }
 }
 
+/// Names of each type that a thread remembers.
+const RECENT_MAX: usize = 8;
+
+/// The names that a thread has read last. A record has each of its names several times, and records beside each other have the same names:
+/// all of them share one text.
+struct Recent<N>(RefCell<VecDeque<N>>);
+
+impl<N: Borrow<str> + Clone> Recent<N> {
+    const fn new() -> Self {
+        Self(RefCell::new(VecDeque::new()))
+    }
+
+    /// Returns the name that a text is; one that is not remembered is parsed.
+    fn read(
+        &self,
+        text: &str,
+        parse: impl FnOnce(&str) -> Result<N, NameError>,
+    ) -> Result<N, NameError> {
+        let mut recent = self.0.borrow_mut();
+        let known = recent
+            .iter()
+            .position(|name| Borrow::<str>::borrow(name) == text);
+        let name = match known.and_then(|at| recent.remove(at)) {
+            Some(name) => name,
+            None => parse(text)?,
+        };
+        recent.truncate(RECENT_MAX - 1);
+        recent.push_front(name.clone());
+        Ok(name)
+    }
+}
+
+struct NameVisitor<N>(fn(&str) -> Result<N, NameError>);
+
+impl<N> Visitor<'_> for NameVisitor<N> {
+    type Value = N;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<N, E> {
+        (self.0)(text).map_err(E::custom)
+    }
+}
+
 macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident, $kind:literal, $check:path, $rule:literal) => {
         $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String")]
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
         pub struct $name(Arc<str>);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                thread_local! {
+                    static RECENT: Recent<$name> = const { Recent::new() };
+                }
+                deserializer.deserialize_str(NameVisitor(|text| {
+                    RECENT.with(|recent| recent.read(text, |text| Self::new(text)))
+                }))
+            }
+        }
 
         impl $name {
             /// Parses the name; the error names the rule that it breaks.
@@ -282,6 +341,31 @@ impl fmt::Display for ObjectRef {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn read_names_share_their_text() {
+        let read = |text: &str| serde_json::from_str::<Vec<Uid>>(text);
+        let names = read(r#"["a", "b", "a"]"#).unwrap();
+        assert!(Arc::ptr_eq(&names[0].0, &names[2].0) && names[0] != names[1]);
+        let many: Vec<_> = (0..3 * RECENT_MAX)
+            .map(|n| format!("n{}", n % 11))
+            .collect();
+        let json = serde_json::to_string(&many).unwrap();
+        let names: Vec<_> = read(&json).unwrap().iter().map(Uid::to_string).collect();
+        assert_eq!(names, many);
+        for (bad, words) in [
+            (r#"["a", ""]"#, "UID \"\" is not valid"),
+            (
+                r#"["a", 1]"#,
+                "invalid type: integer `1`, expected a string",
+            ),
+        ] {
+            let error = read(bad).unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
+        let error = serde_json::from_str::<Vec<DeviceName>>(r#"["A"]"#).unwrap_err();
+        assert!(error.to_string().starts_with("device name"), "{error}");
+    }
 
     #[test]
     fn driver_names_are_short_dns_subdomains() {

@@ -10,7 +10,7 @@ use strum::IntoStaticStr;
 use super::{
     Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, ExtendedResource,
     KubeletHold, ObjectName, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack,
-    ResourceDevices, Uid, limit, plugin_driver,
+    ResourceDevices, SmallMap, Uid, exact, limit, plugin_driver,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
@@ -39,7 +39,7 @@ pub struct ClaimRecord {
     /// Boot of its last prepare.
     pub boot_id: String,
     /// Pods that use it, by UID.
-    pub pods: BTreeMap<Uid, ObjectRef>,
+    pub pods: SmallMap<Uid, ObjectRef>,
     pub allocation: Allocation,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -50,7 +50,11 @@ pub struct ClaimRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
     /// Devices that it reserves.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub holds: Vec<Hold>,
     /// The host made it for an extended resource that a container wants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,6 +63,7 @@ pub struct ClaimRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
     /// The newest last, at most `limit::TIMELINE_MAX`.
+    #[serde(deserialize_with = "exact::queue")]
     pub timeline: VecDeque<Transition>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
@@ -72,7 +77,7 @@ impl ClaimRecord {
             id,
             state,
             boot_id: boot_id.to_owned(),
-            pods: BTreeMap::new(),
+            pods: SmallMap::new(),
             allocation: Allocation::default(),
             annotations: BTreeMap::new(),
             drivers: BTreeMap::new(),
@@ -147,6 +152,11 @@ impl ClaimRecord {
         self.kubelet_drivers().next().is_some()
     }
 
+    /// Returns whether a kubelet uses parts of it, and it is a claim of the API server.
+    pub fn is_held_by_api_kubelet(&self) -> bool {
+        self.is_held_by_kubelet() && self.kubelet.as_ref().is_some_and(|hold| !hold.given)
+    }
+
     /// Returns whether it was prepared for a scheduler, and no kubelet has requested it yet.
     pub fn is_held_early(&self) -> bool {
         self.kubelet.as_ref().is_some_and(|hold| hold.early)
@@ -205,6 +215,8 @@ impl ClaimRecord {
         while self.timeline.len() >= limit::TIMELINE_MAX {
             self.timeline.pop_front();
         }
+        // Most claims get no further entry.
+        self.timeline.reserve_exact(1);
         self.timeline.push_back(transition);
     }
 
@@ -241,7 +253,11 @@ pub struct Hold {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub derived: bool,
     /// Use of counters and capacities that other devices or claims use as well.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "exact::list"
+    )]
     pub uses: Vec<Use>,
 }
 
@@ -400,7 +416,8 @@ impl Transition {
 pub struct PodRecord {
     pub pod: ObjectRef,
     /// The pod's own name for each claim, and the claim.
-    pub claims: BTreeMap<String, ObjectRef>,
+    pub claims: SmallMap<String, ObjectRef>,
+    #[serde(deserialize_with = "exact::list")]
     pub containers: Vec<PodContainer>,
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
@@ -474,8 +491,8 @@ pub struct ReleaseRecord {
     pub at_ms: u64,
     pub by: Caller,
     /// Pods in the claim's record.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub pods: BTreeMap<Uid, ObjectRef>,
+    #[serde(default, skip_serializing_if = "SmallMap::is_empty")]
+    pub pods: SmallMap<Uid, ObjectRef>,
     /// Drivers that did not unprepare the claim.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub untold: BTreeMap<DriverName, Untold>,
@@ -496,8 +513,8 @@ pub struct EndedRecord {
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
     /// Pods that used it last.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub pods: BTreeMap<Uid, ObjectRef>,
+    #[serde(default, skip_serializing_if = "SmallMap::is_empty")]
+    pub pods: SmallMap<Uid, ObjectRef>,
     /// Its devices as `pool/device`, by driver.
     pub devices: BTreeMap<DriverName, Vec<String>>,
     /// The claim's history to its end.

@@ -1,9 +1,6 @@
 //! The engine: one for all WASM drivers. Its settings, its epoch clock, and the linker with every capability.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::thread::Thread;
 use std::time::Duration;
 
 use wasmtime::component::Linker;
@@ -19,6 +16,7 @@ use crate::host_functions::wasi;
 use crate::limits::concurrency::CALLS_MAX;
 use crate::limits::executor::SlowRuntime;
 use crate::limits::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
+use nodedock_base::ticker::Ticker;
 use nodedock_model::limit::CALL_MEMORY_MAX;
 
 /// Epoch tick: the longest time that a driver keeps a thread from other work.
@@ -40,7 +38,8 @@ const WARM_SLOTS: u32 = 16;
 pub(crate) struct Runtime {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<CallState>,
-    pub(crate) clock: EpochClock,
+    /// Advances the engine's epoch while calls run: also those that were cancelled and still run, which the next tick ends.
+    pub(crate) clock: Ticker,
     pub(crate) slow: SlowRuntime,
 }
 
@@ -48,7 +47,8 @@ impl Runtime {
     pub(crate) fn new() -> wasmtime::Result<Self> {
         let engine = engine()?;
         let linker = linker(&engine)?;
-        let clock = EpochClock::start(engine.clone())?;
+        let of_clock = engine.clone();
+        let clock = Ticker::start("epoch", EPOCH_TICK, move || of_clock.increment_epoch())?;
         Ok(Self {
             engine,
             linker,
@@ -137,65 +137,4 @@ fn linker(engine: &Engine) -> wasmtime::Result<Linker<CallState>> {
     driver::progress::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
     wasi::add_to_linker(&mut linker)?;
     Ok(linker)
-}
-
-/// A thread that advances the engine's epoch while calls run, and parks while none does. It ends with the last call after this is dropped.
-pub(crate) struct EpochClock {
-    calls: Arc<Calls>,
-    thread: Thread,
-}
-
-#[derive(Default)]
-struct Calls {
-    /// Also those that were cancelled and still run: the next tick ends them.
-    running: AtomicUsize,
-    closed: AtomicBool,
-}
-
-/// Keeps the clock ticking for one call.
-pub(crate) struct Ticking(Arc<Calls>);
-
-impl EpochClock {
-    fn start(engine: Engine) -> std::io::Result<Self> {
-        let calls = Arc::<Calls>::default();
-        let of_thread = Arc::clone(&calls);
-        let thread = std::thread::Builder::new()
-            .name("epoch".into())
-            .spawn(move || {
-                loop {
-                    if of_thread.running.load(SeqCst) > 0 {
-                        std::thread::sleep(EPOCH_TICK);
-                        engine.increment_epoch();
-                    } else if of_thread.closed.load(SeqCst) {
-                        return;
-                    } else {
-                        std::thread::park();
-                    }
-                }
-            })?;
-        Ok(Self {
-            calls,
-            thread: thread.thread().clone(),
-        })
-    }
-
-    pub(crate) fn tick(&self) -> Ticking {
-        if self.calls.running.fetch_add(1, SeqCst) == 0 {
-            self.thread.unpark();
-        }
-        Ticking(Arc::clone(&self.calls))
-    }
-}
-
-impl Drop for Ticking {
-    fn drop(&mut self) {
-        self.0.running.fetch_sub(1, SeqCst);
-    }
-}
-
-impl Drop for EpochClock {
-    fn drop(&mut self) {
-        self.calls.closed.store(true, SeqCst);
-        self.thread.unpark();
-    }
 }

@@ -68,10 +68,9 @@ async fn container_sees_prepared_devices_and_environment() {
         .collect();
     let mut leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
     let metadata: Vec<_> = files.iter().flat_map(CdiFile::mounts).collect();
-    let directories = metadata
-        .iter()
-        .map(|(path, _)| path.parent().unwrap().to_owned());
-    leftovers.0.extend(directories.collect::<Vec<_>>());
+    leftovers
+        .0
+        .extend(metadata.iter().map(|(path, _)| path.clone()));
     assert_eq!(files.len(), 2);
 
     let names = answer["containers"][0]["cdiDevices"].as_array().unwrap();

@@ -1,8 +1,6 @@
 //! Deletion of the objects that a cluster's controllers delete after a deletion: dependents without an owner, and the objects of a
 //! namespace.
 
-use std::cell::LazyCell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -20,74 +18,27 @@ fn references(object: &Value) -> &[Value] {
         .unwrap_or_default()
 }
 
-/// The objects that name `uid` as an owner.
-fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> {
-    let dependent = snapshot.all().filter(|(_, object)| {
-        references(object)
-            .iter()
-            .any(|reference| reference["uid"] == *uid)
-    });
-    dependent
-        .map(|(key, object)| (key.clone(), Arc::clone(object)))
-        .collect()
+/// Returns true if an owner is known to be gone. An owner of a kind that this server does not have is never known to be gone.
+fn is_gone(snapshot: &Snapshot, reference: &Value) -> bool {
+    let [version, kind, uid] = ["apiVersion", "kind", "uid"].map(|key| text(&reference[key]));
+    let resource = resources::of_type(version, kind);
+    resource.is_some_and(|resource| !snapshot.has_uid(resource, uid))
 }
 
-fn uid_of(value: &Value) -> &str {
-    value["uid"].as_str().unwrap_or_default()
+/// Returns true if an object has owners, and all of them are gone.
+fn is_garbage(snapshot: &Snapshot, object: &Value) -> bool {
+    let mut references = references(object).iter();
+    !references.as_slice().is_empty() && references.all(|reference| is_gone(snapshot, reference))
 }
 
-/// Keys of objects and of their dependents, by UID. Built once for a collection, which adds neither objects nor references.
-struct Owners<'a> {
-    objects: BTreeMap<(&'static str, &'a str), &'a ObjectKey>,
-    dependents: BTreeMap<&'a str, Vec<&'a ObjectKey>>,
-}
-
-impl<'a> Owners<'a> {
-    fn of(snapshot: &'a Snapshot) -> Self {
-        let mut owners = Self {
-            objects: BTreeMap::new(),
-            dependents: BTreeMap::new(),
-        };
-        for (key, object) in snapshot.all() {
-            owners
-                .objects
-                .insert((key.resource, uid_of(&object["metadata"])), key);
-            for reference in references(object) {
-                owners
-                    .dependents
-                    .entry(uid_of(reference))
-                    .or_default()
-                    .push(key);
-            }
-        }
-        owners
-    }
-
-    /// Returns true if an owner is known to be gone. An owner of a kind that this server does not have is never known to be gone.
-    fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
-        let [version, kind] =
-            ["apiVersion", "kind"].map(|key| reference[key].as_str().unwrap_or_default());
-        let Some(resource) = resources::of_type(version, kind) else {
-            return false;
-        };
-        let owner = self.objects.get(&(resource.plural, uid_of(reference)));
-        owner.is_none_or(|owner| snapshot.at(owner).is_none())
-    }
-
-    /// Returns true if an object has owners, and all of them are gone.
-    fn is_garbage(&self, snapshot: &Snapshot, object: &Value) -> bool {
-        let references = references(object);
-        !references.is_empty()
-            && references
-                .iter()
-                .all(|reference| self.is_gone(snapshot, reference))
-    }
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 /// Makes the dependents of an owner independent of it.
 pub(crate) fn orphan(draft: &mut Draft, owner: &Value) {
     let uid = &owner["metadata"]["uid"];
-    for (key, dependent) in dependents(draft.snapshot(), uid) {
+    for (key, dependent) in draft.snapshot().dependents(text(uid)) {
         let Some(resource) = resources::resource(key.resource) else {
             continue;
         };
@@ -120,16 +71,14 @@ pub(crate) fn has_content(snapshot: &Snapshot, key: &ObjectKey) -> bool {
 
 /// Deletes after the changes of a draft what is without an owner or in a namespace that is being deleted, until there is no more of it.
 pub(crate) fn collect(draft: &mut Draft) {
-    let begin = draft.snapshot().clone();
-    let owners = LazyCell::new(|| Owners::of(&begin));
     let mut at = 0;
     while let Some(entry) = draft.changes.get(at).cloned() {
         at += 1;
         if entry.is_deletion {
-            after_deletion(draft, &owners, &entry.key, &entry.object);
+            after_deletion(draft, &entry.key, &entry.object);
         } else if entry.before.is_none()
             && !references(&entry.object).is_empty()
-            && owners.is_garbage(draft.snapshot(), &entry.object)
+            && is_garbage(draft.snapshot(), &entry.object)
         {
             end(draft, &entry.key, &entry.object, true);
         } else if entry.key.resource == "namespaces" && is_terminating(&entry.object) {
@@ -147,19 +96,15 @@ fn is_terminating(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
-fn after_deletion(draft: &mut Draft, owners: &Owners<'_>, key: &ObjectKey, removed: &Value) {
-    for key in owners
-        .dependents
-        .get(uid_of(&removed["metadata"]))
-        .into_iter()
-        .flatten()
-    {
+fn after_deletion(draft: &mut Draft, key: &ObjectKey, removed: &Value) {
+    let uid = text(&removed["metadata"]["uid"]);
+    for (key, _) in draft.snapshot().dependents(uid) {
         // A dependent may have been deleted with another one.
-        let Some(dependent) = draft.snapshot().at(key).cloned() else {
+        let Some(dependent) = draft.snapshot().at(&key).cloned() else {
             continue;
         };
-        if owners.is_garbage(draft.snapshot(), &dependent) {
-            end(draft, key, &dependent, true);
+        if is_garbage(draft.snapshot(), &dependent) {
+            end(draft, &key, &dependent, true);
         }
     }
     let namespaces: Option<&'static Resource> = resources::resource("namespaces");

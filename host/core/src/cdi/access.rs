@@ -32,6 +32,11 @@ impl FileAccess {
             .then_some(Self { mode, group })
     }
 
+    /// Returns the mode of a new file. It has the group of the process, so that another group's file is the owner's alone at first.
+    pub(crate) fn initial_mode(self) -> u32 {
+        self.group.map_or(self.mode, |_| Self::OWNER)
+    }
+
     /// Gives a file the mode and the group.
     ///
     /// # Errors

@@ -174,14 +174,15 @@ impl Catalog {
     /// `own` must exist, and is the last of the directories if it is not one of them.
     pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
-        // no error: a directory that does not exist yet is another one
-        let at = directories
-            .iter()
-            .position(|directory| directory.metadata().is_ok_and(|found| is_same(&found, own)))
-            .unwrap_or_else(|| {
-                directories.push(own.to_owned());
-                directories.len() - 1
-            });
+        let is_own = |directory: &PathBuf| {
+            // no error: a directory that does not exist yet is another one
+            let found = directory.metadata().ok().zip(own.metadata().ok());
+            found.is_some_and(|(found, own)| is_same(&found, &own))
+        };
+        let at = directories.iter().position(is_own).unwrap_or_else(|| {
+            directories.push(own.to_owned());
+            directories.len() - 1
+        });
         own.clone_into(&mut directories[at]);
         Self {
             directories,
@@ -207,11 +208,15 @@ impl Catalog {
 
     /// Returns whether the directories are unchanged since they were read, by a `stat` of each.
     pub(super) fn is_fresh(&self) -> bool {
+        // no error: then a read of the directories reports it
+        let Ok(own) = self.found(self.own) else {
+            return false;
+        };
         (0..self.directories.len()).all(|directory| {
             if let (true, Some(unchanged)) = (directory == self.own, self.state.lock().changing) {
                 return unchanged;
             }
-            let now = self.stamp(directory);
+            let now = self.stamp_beside(directory, own.as_ref());
             now.is_ok_and(|now| self.state.lock().is_fresh(directory, now))
         })
     }
@@ -397,12 +402,30 @@ impl Catalog {
 
     /// `None`: the directory does not exist, or is the daemon's own under another name.
     fn stamp(&self, directory: usize) -> io::Result<Option<Stamp>> {
-        let metadata = match std::fs::metadata(&self.directories[directory]) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            metadata => metadata?,
-        };
-        let ours_again = directory != self.own && is_same(&metadata, &self.directories[self.own]);
-        Ok((!ours_again).then(|| Stamp::of(&metadata)))
+        let own = self.found(self.own);
+        if directory == self.own {
+            return Ok(own?.as_ref().map(Stamp::of));
+        }
+        // no error: the stamp of the daemon's own directory reports it
+        self.stamp_beside(directory, own.unwrap_or(None).as_ref())
+    }
+
+    /// The same, if the metadata of the daemon's own directory are known.
+    fn stamp_beside(&self, directory: usize, own: Option<&Metadata>) -> io::Result<Option<Stamp>> {
+        if directory == self.own {
+            return Ok(own.map(Stamp::of));
+        }
+        let found = self.found(directory)?;
+        let other = found.filter(|found| !own.is_some_and(|own| is_same(found, own)));
+        Ok(other.as_ref().map(Stamp::of))
+    }
+
+    /// The metadata of a directory. `None`: it does not exist.
+    fn found(&self, directory: usize) -> io::Result<Option<Metadata>> {
+        match std::fs::metadata(&self.directories[directory]) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     /// Returns the specs of a directory that may belong to other programs.
@@ -534,9 +557,8 @@ impl CatalogIndex {
     }
 }
 
-fn is_same(found: &Metadata, other: &Path) -> bool {
-    let other = std::fs::metadata(other);
-    other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
+fn is_same(found: &Metadata, other: &Metadata) -> bool {
+    (other.dev(), other.ino()) == (found.dev(), found.ino())
 }
 
 /// `None` for what is no plain file, or too large to be a spec.

@@ -323,20 +323,25 @@ impl Directory {
         let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else {
             return false;
         };
+        self.is_current_at(file, &metadata)
+    }
+
+    /// The same with the metadata of what has the file's name.
+    fn is_current_at(&self, file: &SpecFile, metadata: &Metadata) -> bool {
         let hash = self.hasher.hash_one(&file.bytes);
         let known = self.catalog.known.lock().get(&file.name).copied();
         match known {
-            Some(known) if known.settled && known.stamp == Stamp::of(&metadata) => {
+            Some(known) if known.settled && known.stamp == Stamp::of(metadata) => {
                 known.hash == hash
             }
             _ if metadata.size() != file.bytes.len() as u64 => false,
             _ => {
                 let known = Known {
                     hash,
-                    stamp: Stamp::of(&metadata),
+                    stamp: Stamp::of(metadata),
                     settled: false,
                 };
-                let checked = self.checked(&file.name, &metadata, known);
+                let checked = self.checked(&file.name, metadata, known);
                 checked.is_some_and(|checked| {
                     self.catalog.known.lock().insert(file.name.clone(), checked);
                     true

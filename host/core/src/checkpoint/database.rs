@@ -1,15 +1,20 @@
 //! The database: a SQLite file with a write-ahead log beside it. Owns its settings, its tables, and where each record is.
 //!
-//! A commit appends to the log and syncs it once. `copy_log` copies the log into the file from time to time, so that the next commits
-//! overwrite it from its beginning. The lock on the file is held as long as the database is open.
+//! A commit appends the changed pages to the log and syncs it once, so it changes as few pages as it can. `copy_log` copies the log into
+//! the file from time to time, so that the next commits overwrite it from its beginning. The lock on the file is held as long as the
+//! database is open.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rusqlite::hooks::Wal;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
@@ -25,18 +30,15 @@ pub(super) const APPLICATION_ID: u32 = u32::from_be_bytes(*b"ndck");
 /// Key in `meta` of the time when a commit without records tested the disk.
 pub(super) const META_PROBED: &str = "probed";
 
-/// Pages that the log may have before it is copied into the file: few enough that a start reads them in milliseconds.
-const LOG_PAGES_MAX: usize = 1000;
-/// Bytes of that many pages in the log, each with its header (sqlite.org/fileformat2.html, 4.1). A log of this size is written without
-/// another change of the file system than its bytes, which takes half the time.
-pub(super) const LOG_BYTES: u64 = 32 + LOG_PAGES_MAX as u64 * (24 + 4096);
+/// Pages for which the log has room from the start: few enough that a start reads them in milliseconds.
+const LOG_PAGES: usize = 1000;
+/// Pages in the log at which it is copied into the file. The commit that reaches them still has room.
+const LOG_PAGES_COPIED: usize = LOG_PAGES / 4 * 3;
+/// Bytes of the log's pages, each with its header (sqlite.org/fileformat2.html, 4.1). A log of this size is written without another change
+/// of the file system than its bytes, which takes half the time.
+pub(super) const LOG_BYTES: u64 = 32 + LOG_PAGES as u64 * (24 + 4096);
 /// Bytes of the header of a log. A log whose header is zero is empty.
 pub(super) const LOG_HEADER: usize = 32;
-
-/// Pages that a commit appends to the log for each change beside those of its value, at most, in the usual case: it decides only when the
-/// log is copied.
-const PAGES_PER_CHANGE: usize = 2;
-const PAGE_BYTES: usize = 4096;
 
 /// Memory for pages, in KiB: a commit needs the pages on the way to its records, which the kernel caches as well.
 const CACHE_KIB: i64 = 1024;
@@ -148,11 +150,19 @@ pub(super) enum Keep {
 
 pub(super) type Rows = HashMap<(Table, Uid), Row>;
 
+/// A row whose record a transaction has deleted, with its key. A record that gets the same key takes the row, and so changes no other page.
+struct FreedRow {
+    id: i64,
+    key: Uid,
+}
+
 pub(super) struct Database {
     connection: Connection,
     pub(super) rows: Rows,
-    /// Estimate of the pages in the log.
-    log_pages: usize,
+    /// Pages in the log, as SQLite reports them after each commit.
+    log_pages: Arc<AtomicUsize>,
+    /// Pages in the log at which it is copied.
+    copy_at: AtomicUsize,
     /// The log, if it is a file of the system that stays allocated.
     log: Option<PathBuf>,
     /// True if the last commit failed: it may still be in the log, until another one is written over it.
@@ -171,10 +181,11 @@ impl Database {
         let (lock, log) = kept.unzip();
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = connect(path, flags, vfs)?;
-        let database = Self {
+        let mut database = Self {
             connection,
             rows: Rows::new(),
-            log_pages: 0,
+            log_pages: Arc::default(),
+            copy_at: AtomicUsize::new(LOG_PAGES_COPIED),
             log,
             is_doubtful: false,
             _lock: lock,
@@ -199,6 +210,7 @@ impl Database {
             connection.pragma_update(None, "synchronous", "FULL")?;
             connection.pragma_update(None, "wal_autocheckpoint", 0)
         })?;
+        database.count_log_pages()?;
         Ok(database)
     }
 
@@ -215,7 +227,8 @@ impl Database {
         let database = Self {
             connection,
             rows: Rows::new(),
-            log_pages: 0,
+            log_pages: Arc::default(),
+            copy_at: AtomicUsize::new(LOG_PAGES_COPIED),
             log: None,
             is_doubtful: false,
             _lock: None,
@@ -233,6 +246,20 @@ impl Database {
             connection.execute_batch("COMMIT")?;
             connection.pragma_update(None, "journal_mode", "WAL")
         })
+    }
+
+    /// Has SQLite report the pages in the log. Replaces its own reaction to them, which `wal_autocheckpoint` sets.
+    fn count_log_pages(&mut self) -> Result<(), StoreError> {
+        let counted = self.log_pages.clone();
+        let count = move |_: &mut Wal, pages: c_int| {
+            counted.store(
+                usize::try_from(pages).unwrap_or(usize::MAX),
+                Ordering::Relaxed,
+            );
+            Ok(())
+        };
+        let set = self.connection.wal_hook(Some(count));
+        set.map_err(|error| StoreError::new(&self.connection, error))
     }
 
     fn sqlite<T>(
@@ -289,10 +316,12 @@ impl Database {
     ) -> Result<(), StoreError> {
         let mut replaced = Vec::with_capacity(writes.len());
         let outcome = self.transaction(|database| {
+            let mut freed = Vec::new();
             for write in writes {
-                let before = database.write(write)?;
+                let before = database.write(write, &mut freed)?;
                 replaced.push(((write.table, write.key.clone()), before));
             }
+            freed.iter().try_for_each(|row| database.delete(row.id))?;
             let time = time.or_else(|| database.is_doubtful.then_some(META_PROBED));
             // Nanoseconds: another value each time.
             time.map_or(Ok(()), |time| {
@@ -300,22 +329,24 @@ impl Database {
             })
         });
         self.is_doubtful = outcome.is_err();
-        match outcome {
-            Ok(()) => self.log_pages += 1 + writes.iter().map(log_pages_of).sum::<usize>(),
-            Err(_) => {
-                for (key, before) in replaced.into_iter().rev() {
-                    match before {
-                        Some(row) => drop(self.rows.insert(key, row)),
-                        None => drop(self.rows.remove(&key)),
-                    }
+        if outcome.is_err() {
+            for (key, before) in replaced.into_iter().rev() {
+                match before {
+                    Some(row) => drop(self.rows.insert(key, row)),
+                    None => drop(self.rows.remove(&key)),
                 }
             }
         }
         outcome
     }
 
-    /// Makes one write. Returns the row of the key before it.
-    fn write(&mut self, write: &Write) -> Result<Option<Row>, StoreError> {
+    /// Makes one write. Returns the row of the key before it. `freed`: the rows of records that the transaction has deleted so far, which
+    /// are deleted at its end.
+    fn write(
+        &mut self,
+        write: &Write,
+        freed: &mut Vec<FreedRow>,
+    ) -> Result<Option<Row>, StoreError> {
         let key = (write.table, write.key.clone());
         let before = self.rows.get(&key).copied();
         let mut value = write.value.as_deref().map(Cow::Borrowed);
@@ -337,16 +368,22 @@ impl Database {
                 self.rows.insert(key, Row { id: row.id, keep });
             }
             (None, Some(value)) => {
-                let id = self.insert(
-                    write.table.as_str(),
-                    write.key.as_str(),
-                    Stored::of_this_release(&value),
-                )?;
+                let stored = Stored::of_this_release(&value);
+                let id = match freed.iter().position(|row| row.key == write.key) {
+                    Some(at) => {
+                        let id = freed.remove(at).id;
+                        self.update(id, stored, write.table, &write.key)?;
+                        id
+                    }
+                    None => self.insert(write.table.as_str(), write.key.as_str(), stored)?,
+                };
                 self.rows.insert(key, Row { id, keep });
             }
             (Some(row), None) => {
-                let delete = "DELETE FROM records WHERE id = ?1";
-                self.sqlite(|connection| connection.prepare_cached(delete)?.execute([row.id]))?;
+                freed.push(FreedRow {
+                    id: row.id,
+                    key: write.key.clone(),
+                });
                 self.rows.remove(&key);
             }
             (None, None) => {}
@@ -404,6 +441,13 @@ impl Database {
         Ok(())
     }
 
+    fn delete(&self, id: i64) -> Result<(), StoreError> {
+        let delete = "DELETE FROM records WHERE id = ?1";
+        self.sqlite(|connection| connection.prepare_cached(delete)?.execute([id]))
+            .map(drop)
+    }
+
+    /// Makes a row the record of a key.
     fn update(
         &self,
         id: i64,
@@ -411,9 +455,17 @@ impl Database {
         table: Table,
         key: &Uid,
     ) -> Result<(), StoreError> {
-        let update = "UPDATE records SET version = ?2, checksum = ?3, record = ?4 WHERE id = ?1";
-        let checksum = stored.checksum(table.as_str(), key.as_str());
-        let values = params![id, stored.version, checksum, as_stored(stored.record)];
+        let update = "UPDATE records SET kind = ?2, key = ?3, version = ?4, checksum = ?5, record = ?6 WHERE id = ?1";
+        let (table, key) = (table.as_str(), key.as_str());
+        let checksum = stored.checksum(table, key);
+        let values = params![
+            id,
+            table,
+            key,
+            stored.version,
+            checksum,
+            as_stored(stored.record)
+        ];
         self.sqlite(|connection| connection.prepare_cached(update)?.execute(values))
             .map(drop)
     }
@@ -513,20 +565,25 @@ impl Database {
     }
 
     /// Notes that the database was opened with a log, which may have any length.
-    pub(super) fn has_log(&mut self) {
-        self.log_pages = LOG_PAGES_MAX;
+    pub(super) fn has_log(&self) {
+        self.log_pages.store(LOG_PAGES_COPIED, Ordering::Relaxed);
     }
 
     /// Returns whether the log is long enough to be copied into the file.
     pub(super) fn is_log_long(&self) -> bool {
-        self.log_pages >= LOG_PAGES_MAX
+        self.log_pages.load(Ordering::Relaxed) >= self.copy_at.load(Ordering::Relaxed)
     }
 
     /// Copies the log into the file; the next commit writes the log from its beginning. After an error the log has everything still.
-    pub(super) fn copy_log(&mut self) -> Result<(), StoreError> {
+    pub(super) fn copy_log(&self) -> Result<(), StoreError> {
         let copied = self.wal_checkpoint("PASSIVE").map(drop);
+        let pages = self.log_pages.swap(0, Ordering::Relaxed);
         // Not at once again: a disk that takes no writes is probed by commits.
-        self.log_pages = 0;
+        let copy_at = match copied {
+            Ok(()) => LOG_PAGES_COPIED,
+            Err(_) => pages + LOG_PAGES,
+        };
+        self.copy_at.store(copy_at, Ordering::Relaxed);
         copied
     }
 
@@ -556,11 +613,6 @@ impl Database {
         }
         Ok(())
     }
-}
-
-/// Estimates the pages that a write appends to the log.
-fn log_pages_of(write: &Write) -> usize {
-    PAGES_PER_CHANGE + write.value.as_ref().map_or(0, String::len) / PAGE_BYTES
 }
 
 fn connect(path: &Path, flags: OpenFlags, vfs: Option<&str>) -> Result<Connection, StoreError> {

@@ -319,7 +319,7 @@ struct Parsed {
     id: i64,
     table: Table,
     key: String,
-    /// `None`: a key that no record of ours can have.
+    /// The record's own, if it is readable. `None`: a key that no record of ours can have.
     uid: Option<Uid>,
     bytes: usize,
     read: Result<(Record, Keep), String>,
@@ -357,13 +357,24 @@ fn parse(batch: Vec<Unparsed>, steps: &[(u8, RecordStep)]) -> Vec<Parsed> {
             record,
             ..
         } = unparsed;
-        Parsed {
-            id,
-            table,
-            key,
-            uid: uid.ok(),
-            bytes: record.len(),
-            read,
+        let bytes = record.len();
+        match read {
+            Ok((uid, record, keep)) => Parsed {
+                id,
+                table,
+                key,
+                uid: Some(uid),
+                bytes,
+                read: Ok((record, keep)),
+            },
+            Err(reason) => Parsed {
+                id,
+                table,
+                key,
+                uid: uid.ok(),
+                bytes,
+                read: Err(reason),
+            },
         }
     });
     parsed.collect()
@@ -374,7 +385,7 @@ impl Unparsed {
         &self,
         uid: Result<&Uid, &NameError>,
         steps: &[(u8, RecordStep)],
-    ) -> Result<(Record, Keep), String> {
+    ) -> Result<(Uid, Record, Keep), String> {
         let stored = Stored {
             version: self.version,
             record: &self.record,
@@ -416,14 +427,14 @@ impl Unparsed {
     }
 }
 
-/// Parses a record. `key_of` returns its key, which must be that of its row.
+/// Parses a record, and returns its key with it. `key_of` returns it from the record; it must be that of its row.
 fn parse_as<R: DeserializeOwned + Serialize>(
     of_table: impl Fn(R) -> Record,
     key_of: impl Fn(&R) -> Uid,
     key: &Uid,
     stored: Stored<'_>,
     steps: &[(u8, RecordStep)],
-) -> Result<(Record, Keep), String> {
+) -> Result<(Uid, Record, Keep), String> {
     let record: R = decode(stored, steps)?;
     let found = key_of(&record);
     if found != *key {
@@ -434,7 +445,7 @@ fn parse_as<R: DeserializeOwned + Serialize>(
     } else {
         Keep::Nothing
     };
-    Ok((of_table(record), keep))
+    Ok((found, of_table(record), keep))
 }
 
 /// Rows and records that a load has read so far.

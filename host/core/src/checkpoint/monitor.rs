@@ -232,14 +232,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_commit_sets_condition_until_finished() {
         let mut scene = Scene::new();
-        // The monitor waits for the first begin, and ignores fast commits.
         for _ in 0..3 {
             scene.status.begin();
+            scene.status.takes_long();
             tokio::time::sleep(CHECKPOINT_SLOW / 2).await;
             scene.succeed();
         }
         assert_eq!(scene.standing(), Vec::<String>::new());
         scene.status.begin();
+        scene.status.takes_long();
         let began = Instant::now();
         assert_eq!(scene.reported().await, ProblemCode::CheckpointSlow);
         assert_eq!(began.elapsed().as_secs(), CHECKPOINT_SLOW.as_secs());

@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use super::CommitError;
 use super::outage::{OutageLine, OutageLog};
 use crate::checkpoint::CHECKPOINT_SLOW;
-use nodedock_base::batches::release_woken;
 use nodedock_base::{clock, error};
 
 /// Health of the checkpoint: whether it accepts writes.
@@ -68,8 +67,6 @@ pub(super) struct Now {
     pub(super) failure: Option<(CommitError, u64)>,
     /// Start of the current commit.
     pub(super) under_way: Option<Instant>,
-    /// True if the monitor waits for the start of the next commit.
-    wants_beginning: bool,
 }
 
 impl Default for Status {
@@ -103,24 +100,21 @@ impl Status {
 
     /// Returns the activity for the monitor, which `news` wakes after a change.
     pub(super) fn look(&self) -> Now {
-        let mut now = self.now.lock();
-        now.wants_beginning = now.under_way.is_none();
-        now.clone()
+        self.now.lock().clone()
     }
 
     pub(super) async fn news(&self) {
         self.news.notified().await;
     }
 
-    /// Records the begin of a commit. Only the first one wakes the monitor, which checks again when that commit would be slow.
+    /// Records the begin of a commit.
     pub(super) fn begin(&self) {
-        let mut now = self.now.lock();
-        now.under_way = Some(Instant::now());
-        if std::mem::take(&mut now.wants_beginning) {
-            self.news.notify_one();
-            // The thread may be blocked now for as long as the disk.
-            release_woken();
-        }
+        self.now.lock().under_way = Some(Instant::now());
+    }
+
+    /// Wakes the monitor for a commit that may become slow: most end before that.
+    pub(super) fn takes_long(&self) {
+        self.news.notify_one();
     }
 
     fn end(&self, failure: Option<&CommitError>) {

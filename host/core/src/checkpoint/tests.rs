@@ -67,7 +67,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
 fn pod(n: usize) -> PodRecord {
     PodRecord {
         pod: pod_ref(n),
-        claims: BTreeMap::from([("gpu".to_owned(), claim(n, "").id)]),
+        claims: [("gpu".to_owned(), claim(n, "").id)].into(),
         containers: Vec::new(),
         unknown: BTreeMap::new(),
     }
@@ -225,6 +225,84 @@ async fn records_survive_close_and_open() {
     );
     assert_eq!(opened.dump.pods, [pod(1)]);
     assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
+}
+
+fn ended(n: usize) -> EndedRecord {
+    let claim = claim(n, "test");
+    EndedRecord {
+        id: claim.id,
+        at_ms: 7,
+        pods: claim.pods,
+        devices: BTreeMap::new(),
+        timeline: claim.timeline,
+        unknown: BTreeMap::new(),
+    }
+}
+
+/// Rows of a kind, with their keys.
+fn rows_of(home: &Home, kind: &str) -> Vec<(i64, String)> {
+    let database = raw(home);
+    let mut query = database
+        .prepare("SELECT id, key FROM records WHERE kind = ?1 ORDER BY id")
+        .unwrap();
+    let rows = query.query_map([kind], |row| Ok((row.get(0)?, row.get(1)?)));
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+#[tokio::test]
+async fn ended_record_takes_its_claims_row() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let changes = vec![put(1), put(2), Change::PutPod(Arc::new(pod(1))), put(3)];
+    checkpoint.commit(changes).await.unwrap();
+    checkpoint.close().await;
+    let before = rows_of(&home, "claims");
+
+    let checkpoint = home.open().checkpoint;
+    let changes = vec![
+        Change::DeleteClaim(uid(1)),
+        Change::PutEnded(Arc::new(ended(1))),
+        Change::DeletePod(uid(1)),
+        Change::DeleteClaim(uid(2)),
+        // Another key, which has no place here.
+        Change::PutEnded(Arc::new(ended(4))),
+    ];
+    checkpoint.commit(changes).await.unwrap();
+    // The row is the new record's: a claim of the same key gets its own.
+    checkpoint.commit(vec![put(1)]).await.unwrap();
+    let deleted = vec![Change::DeleteEnded(uid(4))];
+    checkpoint.commit(deleted).await.unwrap();
+    checkpoint.close().await;
+
+    let opened = home.open();
+    let dump = &opened.dump;
+    assert_eq!(dump.claims, [claim(1, "test"), claim(3, "test")]);
+    assert_eq!(dump.ended, [ended(1)]);
+    assert!(dump.pods.is_empty() && dump.skipped.is_empty());
+    opened.checkpoint.close().await;
+    assert_eq!(rows_of(&home, "ended"), [before[0].clone()]);
+    assert_eq!(rows_of(&home, "claims")[0], before[2]);
+}
+
+/// A record that was deleted and written again in one commit is one record, as after two commits.
+#[tokio::test]
+async fn deleted_record_is_written_again_once() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    checkpoint.commit(vec![put(1), put(2)]).await.unwrap();
+    let changes = vec![
+        Change::DeleteClaim(uid(1)),
+        Change::DeleteClaim(uid(1)),
+        Change::PutClaim(Arc::new(claim(1, "again"))),
+        Change::DeleteClaim(uid(2)),
+        Change::PutClaim(Arc::new(claim(2, "again"))),
+        Change::DeleteClaim(uid(2)),
+    ];
+    checkpoint.commit(changes).await.unwrap();
+    checkpoint.close().await;
+    let opened = home.open();
+    assert_eq!(opened.dump.claims, [claim(1, "again")]);
+    assert!(opened.dump.skipped.is_empty());
 }
 
 #[tokio::test]
@@ -529,7 +607,7 @@ async fn verify_counts_every_kind_of_record() {
             user: None,
             pid: None,
         },
-        pods: BTreeMap::new(),
+        pods: [].into(),
         untold: BTreeMap::new(),
         put_back: Vec::new(),
         timeline: VecDeque::new(),

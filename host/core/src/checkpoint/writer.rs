@@ -121,6 +121,10 @@ impl Serve for Writer {
         }
     }
 
+    fn takes_long(&self) {
+        self.status.takes_long();
+    }
+
     fn wants_upkeep(&self) -> bool {
         self.database
             .lock()
@@ -133,7 +137,7 @@ impl Serve for Writer {
         let copied = self
             .database
             .lock()
-            .as_mut()
+            .as_ref()
             .map_or(Ok(()), Database::copy_log);
         warn_of(
             copied,

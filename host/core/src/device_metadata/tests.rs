@@ -153,7 +153,7 @@ fn file_has_every_version_and_type() {
     });
     assert_eq!(objects[0], expected);
     let paths = (
-        format!("{ON_NODE}/gpu.example.com_uid-one/0.json"),
+        format!("{ON_NODE}/gpu.example.com/uid-one_0.json"),
         "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/one/0/gpu.example.com-metadata.json"
             .to_owned(),
     );
@@ -194,8 +194,10 @@ fn each_request_has_one_file() {
         [1, 0, 1]
     );
     let files = render(&record, &settings(Path::new(ON_NODE)));
-    let names: Vec<_> = files.iter().map(|file| file.name.as_str()).collect();
-    assert_eq!(names, ["big.json", "small.json"]);
+    let of_files: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
+    assert_eq!(of_files, names(&record, &driver("gpu")));
+    let requests: Vec<_> = of_files.iter().map(|name| name.request.as_str()).collect();
+    assert_eq!(requests, ["big", "small"]);
     let objects =
         serde_json::Deserializer::from_slice(&files[0].bytes).into_iter::<serde_json::Value>();
     let request = objects
@@ -301,6 +303,7 @@ fn names_escaping_the_directory_are_refused() {
                 .contains(&format!("has the request {request:?}")),
             "{error}"
         );
+        assert_eq!(names(&record, &driver("gpu")), [], "nothing is removed");
     }
 }
 
@@ -355,29 +358,79 @@ fn native_plugins_have_no_metadata_files() {
     assert_eq!(render(&completed(record, plain), &off), []);
 }
 
+/// The file of the claim `one`, of the request `0` for the driver `gpu`.
+fn file(bytes: &[u8]) -> MetadataFile {
+    MetadataFile {
+        name: FileName {
+            driver: driver("gpu"),
+            claim: uid("uid-one"),
+            request: "0".to_owned(),
+        },
+        bytes: bytes.to_vec(),
+    }
+}
+
+#[test]
+fn longest_name_is_a_file_name() {
+    let name = FileName {
+        driver: DriverName::new("d".repeat(63)).unwrap(),
+        claim: Uid::new("u_".repeat(63) + "uu").unwrap(),
+        request: "r".repeat(63),
+    };
+    let below = name.below();
+    let file = below.file_name().unwrap().to_str().unwrap();
+    assert!(file.len() < 256, "{} bytes", file.len());
+    assert_eq!(FileName::parse(name.driver.clone(), file), Some(name));
+    for other in ["u_r", "r.json", "_r.json", "u_R.json", "u/_r.json"] {
+        assert_eq!(FileName::parse(driver("gpu"), other), None, "{other}");
+    }
+}
+
+#[test]
+fn deleted_directory_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metadata");
+    let metadata = MetadataDir::new(&path, FileAccess::new(0o640, None).unwrap());
+    for _ in 0..2 {
+        metadata.write(&file(b"{}")).unwrap();
+        assert!(metadata.is_current(&file(b"{}")));
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o750);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}
+
+/// Another program's change of the mode lasts until the next file after a check of all files.
+#[test]
+fn changed_directory_mode_is_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metadata");
+    let metadata = MetadataDir::new(&path, FileAccess::default());
+    metadata.write(&file(b"{}")).unwrap();
+    let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(&path, closed).unwrap();
+    metadata.list().unwrap();
+    metadata.write(&file(b"other")).unwrap();
+    assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o755);
+}
+
 #[test]
 fn file_is_rewritten_in_place() {
     let directory = tempfile::tempdir().unwrap();
     let metadata = MetadataDir::new(&directory.path().join("metadata"), FileAccess::default());
     assert_eq!(metadata.list().unwrap(), []);
-    let file = |bytes: &str| MetadataFile {
-        directory: directory_name(&driver("gpu"), &uid("uid-one")),
-        name: "0.json".to_owned(),
-        bytes: bytes.as_bytes().to_vec(),
-    };
     let path = directory
         .path()
-        .join("metadata/gpu.example.com_uid-one/0.json");
-    metadata.write(&file("a long text")).unwrap();
+        .join("metadata/gpu.example.com/uid-one_0.json");
+    metadata.write(&file(b"a long text")).unwrap();
     let inode = path.metadata().unwrap().ino();
     assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o644);
-    assert!(metadata.is_current(&file("a long text")) && !metadata.is_current(&file("short")));
-    metadata.write(&file("short")).unwrap();
+    assert!(metadata.is_current(&file(b"a long text")) && !metadata.is_current(&file(b"short")));
+    metadata.write(&file(b"short")).unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "short");
     assert_eq!(path.metadata().unwrap().ino(), inode);
-    assert_eq!(metadata.list().unwrap(), [(driver("gpu"), uid("uid-one"))]);
+    assert_eq!(metadata.list().unwrap(), [file(b"").name]);
     for _ in 0..2 {
-        metadata.remove("gpu.example.com_uid-one").unwrap();
+        metadata.remove(&file(b"").name).unwrap();
         assert_eq!(metadata.list().unwrap(), []);
     }
 }
@@ -386,21 +439,12 @@ fn file_is_rewritten_in_place() {
 fn metadata_directory_mode_follows_cdi_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metadata");
-    let (name, of_claim) = (
-        "0.json".to_owned(),
-        directory_name(&driver("gpu"), &uid("uid-one")),
-    );
-    let file = MetadataFile {
-        directory: of_claim,
-        name,
-        bytes: b"{}".to_vec(),
-    };
     for (mode, of_directory) in [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)] {
         MetadataDir::new(&path, FileAccess::new(mode, None).unwrap())
-            .write(&file)
+            .write(&file(b"{}"))
             .unwrap();
         let mode_of = |path: &Path| path.metadata().unwrap().mode() & 0o777;
-        let of_file = mode_of(&path.join("gpu.example.com_uid-one/0.json"));
+        let of_file = mode_of(&path.join("gpu.example.com/uid-one_0.json"));
         assert_eq!(
             (mode_of(&path), of_file),
             (of_directory, 0o644),
@@ -415,16 +459,8 @@ fn obstacle_at_file_path_is_replaced() {
     let metadata = MetadataDir::new(directory.path(), FileAccess::default());
     let victim = directory.path().join("victim");
     std::fs::write(&victim, "whole").unwrap();
-    let path = directory.path().join("gpu.example.com_uid-one/0.json");
-    let (name, of_claim) = (
-        "0.json".to_owned(),
-        directory_name(&driver("gpu"), &uid("uid-one")),
-    );
-    let file = MetadataFile {
-        directory: of_claim,
-        name,
-        bytes: b"other".to_vec(),
-    };
+    let path = directory.path().join("gpu.example.com/uid-one_0.json");
+    let file = file(b"other");
     std::fs::create_dir(path.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink(&victim, &path).unwrap();
     assert!(!metadata.is_current(&file));
@@ -434,5 +470,9 @@ fn obstacle_at_file_path_is_replaced() {
     std::fs::create_dir_all(path.join("below")).unwrap();
     metadata.write(&file).unwrap();
     assert!(metadata.is_current(&file));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir_all(path.join("below")).unwrap();
+    metadata.remove(&file.name).unwrap();
+    assert!(!path.exists());
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "whole");
 }

@@ -42,20 +42,20 @@ pub struct PodOutcome {
 
 impl PodOutcome {
     /// Refuses every claim and resource of a request.
-    fn refused(request: PodRequest, problem: &Problem) -> Self {
-        let resources = devices::refused_outcomes(&request, problem);
+    fn refused(request: &PodRequest, problem: &Problem) -> Self {
+        let resources = devices::refused_outcomes(request, problem);
         let claims = request
             .claims
-            .into_iter()
+            .iter()
             .map(|reference| ClaimOutcome {
                 namespace: request.pod.namespace.clone(),
-                name: reference.claim_name,
-                uid: reference.claim_uid,
+                name: reference.claim_name.clone(),
+                uid: reference.claim_uid.clone(),
                 end: Err(problem.clone()),
             })
             .collect();
         Self {
-            pod: request.pod,
+            pod: request.pod.clone(),
             claims,
             resources,
             containers: Vec::new(),
@@ -107,12 +107,13 @@ impl Pods {
         inline: Vec<Claim>,
         request_id: Arc<str>,
     ) -> PodOutcome {
-        let (pods, requested) = (self.clone(), request.clone());
-        let work = async move { Ok(pods.prepare_locked(request, inline, request_id).await) };
+        let (pods, request) = (self.clone(), Arc::new(request));
+        let requested = request.clone();
+        let work = async move { Ok(pods.prepare_locked(&request, inline, request_id).await) };
         // no error: the outcome says that the work was interrupted
         complete(&self.tasks, "pod", work)
             .await
-            .unwrap_or_else(|_| PodOutcome::refused(requested, &interrupted()))
+            .unwrap_or_else(|_| PodOutcome::refused(&requested, &interrupted()))
     }
 
     /// Unprepares the claims of pods and frees their devices: one outcome for each pod that holds something. Not cancelled when the
@@ -185,7 +186,7 @@ impl Pods {
 
     async fn prepare_locked(
         &self,
-        request: PodRequest,
+        request: &PodRequest,
         inline: Vec<Claim>,
         request_id: Arc<str>,
     ) -> PodOutcome {
@@ -201,11 +202,11 @@ impl Pods {
             return PodOutcome::refused(request, &problem);
         }
         let _reservations = self.choices.reservations(&request.pod.uid);
-        let mut choices = self.choices.choose_devices(&request, &request_id).await;
+        let mut choices = self.choices.choose_devices(request, &request_id).await;
         let mut tries = 1;
         let claims = loop {
             let pool_claims = PoolClaims::new(&request.pod, &mut choices);
-            let (whole, inline) = (pool_claims.request(&request), pool_claims.inline(&inline));
+            let (whole, inline) = (pool_claims.request(request), pool_claims.inline(&inline));
             let started = Instant::now();
             let mut claims = self
                 .prepares
@@ -232,8 +233,8 @@ impl Pods {
                 .for_each(|(claim, p)| pool_claims::set(&claim, &Err(p), &mut choices));
             break claims;
         };
-        let resources = devices::outcomes(&request, &choices);
-        let containers = self.containers(&request, &claims, &resources);
+        let resources = devices::outcomes(request, &choices);
+        let containers = self.containers(request, &claims, &resources);
         PodOutcome {
             pod: request.pod.clone(),
             claims,

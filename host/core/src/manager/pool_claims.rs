@@ -4,6 +4,7 @@
 //! as `RESOURCE/CLAIM`, which no claim of the pod's own can be called: those names are DNS labels. So its purpose is known as long as
 //! the pod is.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manager::entry::{Choices, Entry};
@@ -125,7 +126,10 @@ impl PoolClaims {
     }
 
     /// The pod's request with the claims, each named in the containers that have its devices.
-    pub(super) fn request(&self, request: &PodRequest) -> PodRequest {
+    pub(super) fn request<'a>(&self, request: &'a PodRequest) -> Cow<'a, PodRequest> {
+        if self.claims.is_empty() {
+            return Cow::Borrowed(request);
+        }
         let mut whole = request.clone();
         whole.claims.extend(self.claims.iter().filter_map(|claim| {
             let user = self
@@ -152,12 +156,12 @@ impl PoolClaims {
                 container.claims.push(claim);
             }
         }
-        whole
+        Cow::Owned(whole)
     }
 
     /// The claims themselves, after those that came with the request: of two with one name the later counts.
-    pub(super) fn inline(&self, inline: &[Claim]) -> Vec<Claim> {
-        inline.iter().chain(&self.claims).cloned().collect()
+    pub(super) fn inline<'a>(&'a self, inline: &'a [Claim]) -> Vec<&'a Claim> {
+        inline.iter().chain(&self.claims).collect()
     }
 }
 
@@ -284,7 +288,8 @@ mod tests {
     fn sequential_containers_share_one_claim() {
         let mut choices: Choices = [choice("init", "pool/0"), choice("main", "pool/0")].into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
-        let whole = pooled.request(&request(&["init", "main", "plain"]));
+        let requested = request(&["init", "main", "plain"]);
+        let whole = pooled.request(&requested);
         let [reference] = whole.claims.as_slice() else {
             panic!("{whole:#?}")
         };
@@ -321,7 +326,7 @@ mod tests {
         .into();
         let pooled = PoolClaims::new(&pod(), &mut choices);
         assert!(pooled.inline(&[]).is_empty());
-        assert_eq!(pooled.request(&request(&["main"])), request(&["main"]));
+        assert_eq!(*pooled.request(&request(&["main"])), request(&["main"]));
     }
 
     #[test]

@@ -11,6 +11,9 @@ pub(crate) const ENDED_AGE_MS: u64 = 24 * 60 * 60 * 1000;
 pub(crate) const ENDED_MAX: usize = 1000;
 /// Bytes of their JSON: a list of all of them fits into one gRPC message.
 pub(crate) const ENDED_BYTES_MAX: usize = 2 << 20;
+/// Part of a bound that is free after it was exceeded. The oldest claims are removed together, since records beside each other are in few
+/// pages of the checkpoint, and not one with each claim that ends.
+const FREED_PART: usize = 32;
 
 /// The ended claims, by UID and by age.
 #[derive(Debug, Default)]
@@ -57,9 +60,10 @@ impl EndedClaims {
         let new = new
             .iter()
             .map(|record| (record.at_ms, &record.id.uid, bytes_of(record)));
-        for (at_ms, uid, its_bytes) in known.chain(new) {
-            let is_over = number > ENDED_MAX || bytes > ENDED_BYTES_MAX;
-            if !is_over && !is_old(at_ms, now_ms) {
+        let freed = usize::from(is_over(number, bytes, 0));
+        let of_known = known.map(|known| (known, freed));
+        for ((at_ms, uid, its_bytes), freed) in of_known.chain(new.map(|new| (new, 0))) {
+            if !is_over(number, bytes, freed) && !is_old(at_ms, now_ms) {
                 break;
             }
             number -= 1;
@@ -91,6 +95,12 @@ impl EndedClaims {
     }
 }
 
+/// Returns whether claims exceed a bound. `freed`: the parts of the bounds that are to be free.
+fn is_over(number: usize, bytes: usize, freed: usize) -> bool {
+    number > ENDED_MAX - freed * (ENDED_MAX / FREED_PART)
+        || bytes > ENDED_BYTES_MAX - freed * (ENDED_BYTES_MAX / FREED_PART)
+}
+
 /// A clock that was set back makes no claim old.
 fn is_old(at_ms: u64, now_ms: u64) -> bool {
     now_ms.saturating_sub(at_ms) > ENDED_AGE_MS
@@ -116,7 +126,7 @@ mod tests {
         Arc::new(EndedRecord {
             id: ObjectRef::new("default", name, name).unwrap(),
             at_ms,
-            pods: BTreeMap::new(),
+            pods: [].into(),
             devices: BTreeMap::new(),
             timeline: VecDeque::from([entry]),
             unknown: BTreeMap::new(),
@@ -158,7 +168,15 @@ mod tests {
         let again = vec![ended("n0", now, 1)];
         assert!(end(&mut claims, again, now).is_empty(), "it is replaced");
         let new = vec![ended("x", now, 1), ended("y", now, 1)];
-        assert_eq!(end(&mut claims, new, now), ["n1", "n2"]);
+        let removed = end(&mut claims, new, now);
+        assert_eq!((&*removed[0], &*removed[1]), ("n1", "n2"), "the oldest");
+        let kept = ENDED_MAX - ENDED_MAX / FREED_PART;
+        assert_eq!(removed.len(), ENDED_MAX + 2 - kept);
+        assert_eq!(claims.list(now).len(), kept);
+        for n in kept..ENDED_MAX {
+            let new = vec![ended(&format!("z{n}"), now, 1)];
+            assert!(end(&mut claims, new, now).is_empty(), "there is room");
+        }
         assert_eq!(claims.list(now).len(), ENDED_MAX);
     }
 

@@ -4,11 +4,11 @@ use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use nodedock_model::Uid;
+use nodedock_model::{Few, Uid};
 
 /// UIDs by key. A key without UIDs is not in it.
 #[derive(Debug)]
-pub(super) struct Index<K>(BTreeMap<K, BTreeSet<Uid>>);
+pub(super) struct Index<K>(BTreeMap<K, Few<Uid>>);
 
 impl<K> Default for Index<K> {
     fn default() -> Self {

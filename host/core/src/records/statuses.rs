@@ -21,7 +21,7 @@ pub(crate) fn has_status(record: &ClaimRecord) -> bool {
 }
 
 /// Returns the device statuses to publish for a claim; None if there are none.
-pub(crate) fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
+pub fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
     let is_object = record.kubelet.as_ref().is_some_and(|hold| !hold.given);
     let held = record
         .drivers

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::change_log::{ChangeLog, ClaimChanges};
 use super::ended::EndedClaims;
 use super::index::Index;
 use crate::driver::PreparedClaims;
@@ -26,6 +27,8 @@ pub struct ClaimTable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
     by_name: BTreeMap<(ObjectName, ObjectName), Uid>,
+    /// Claims by namespace.
+    namespaces: Index<ObjectName>,
     /// Holds of claims, which exclude other claims.
     held: HeldKeys<Uid>,
     /// Claims by `driver/pool/device`, including claims with admin access, which exclude no claim.
@@ -42,6 +45,7 @@ pub struct ClaimTable {
     /// The newest claims that operators released by force.
     released: BTreeMap<Uid, Arc<ReleaseRecord>>,
     ended: EndedClaims,
+    log: ChangeLog,
 }
 
 impl ClaimTable {
@@ -89,6 +93,37 @@ impl ClaimTable {
 
     pub fn claims(&self) -> impl Iterator<Item = &Arc<ClaimRecord>> {
         self.claims.values()
+    }
+
+    /// Claims of a namespace, by UID.
+    pub fn claims_in(&self, namespace: &ObjectName) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+        self.found(self.namespaces.get(namespace))
+    }
+
+    /// Returns the claims that changed since a revision of an earlier answer; all claims, if there is none or it is too long ago. Costs as
+    /// much as changed.
+    pub fn changes_since(&self, seen: Option<u64>) -> ClaimChanges {
+        let revision = self.log.revision();
+        let changed = seen.and_then(|seen| self.log.since(seen));
+        let (is_all, claims) = match changed {
+            Some(changed) => {
+                let claims = changed.into_iter().map(|uid| {
+                    let record = self.claims.get(uid).cloned();
+                    (uid.clone(), record)
+                });
+                (false, claims.collect())
+            }
+            None => {
+                let all = self.claims.iter();
+                let claims = all.map(|(uid, record)| (uid.clone(), Some(record.clone())));
+                (true, claims.collect())
+            }
+        };
+        ClaimChanges {
+            revision,
+            is_all,
+            claims,
+        }
     }
 
     pub fn claim_named(
@@ -158,13 +193,15 @@ impl ClaimTable {
 
     /// Claims that have a device of a driver, each once.
     pub fn claims_of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &Arc<ClaimRecord>> {
-        let (from, to) = (format!("{driver}/"), format!("{driver}0"));
+        let (from, to) = device_keys_of(driver);
         self.found(self.users.range(from..to).into_iter())
     }
 
     /// Returns whether a claim has a device of a driver, or may have: any claim that cannot be read may.
     pub fn has_claims_of(&self, driver: &DriverName) -> bool {
-        !self.unreadable.is_empty() || self.claims_of_driver(driver).next().is_some()
+        let (from, to) = device_keys_of(driver);
+        let first = self.users.first_from(from.as_str());
+        !self.unreadable.is_empty() || first.is_some_and(|key| *key < to)
     }
 
     /// Returns whether a claim was prepared by the driver file of a digest, or may have been: any claim that cannot be read may.
@@ -221,8 +258,10 @@ impl ClaimTable {
     /// Sets a claim's record and returns the one before.
     pub fn put(&mut self, record: Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
         let uid = &record.id.uid;
-        let before = self.remove(uid);
+        let before = self.take(uid);
+        self.log.note(uid);
         self.by_name.insert(full_name(&record), uid.clone());
+        self.namespaces.add(record.id.namespace.clone(), uid);
         record
             .holds
             .iter()
@@ -239,8 +278,15 @@ impl ClaimTable {
     }
 
     pub fn remove(&mut self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
+        let record = self.take(uid)?;
+        self.log.note(uid);
+        Some(record)
+    }
+
+    fn take(&mut self, uid: &Uid) -> Option<Arc<ClaimRecord>> {
         let record = self.claims.remove(uid)?;
         let name = full_name(&record);
+        self.namespaces.remove(&record.id.namespace, uid);
         if self.by_name.get(&name) == Some(uid) {
             self.by_name.remove(&name);
         }
@@ -447,6 +493,11 @@ fn full_name(record: &ClaimRecord) -> (ObjectName, ObjectName) {
     (record.id.namespace.clone(), record.id.name.clone())
 }
 
+/// The range of a driver's keys of devices: `0` follows `/`.
+fn device_keys_of(driver: &DriverName) -> (String, String) {
+    (format!("{driver}/"), format!("{driver}0"))
+}
+
 fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
     let devices = record.allocation.devices.iter();
     devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))
@@ -492,5 +543,13 @@ mod tests {
         let table = ClaimTable::new(claims, Vec::new());
         assert_eq!(table.drivers(), ["gpu-2", "gpu", "gpu0", "nic"].map(driver));
         assert_eq!(ClaimTable::default().drivers(), []);
+        for (name, is_known) in [
+            ("gpu", true),
+            ("gpu0", true),
+            ("gp", false),
+            ("nic-2", false),
+        ] {
+            assert_eq!(table.has_claims_of(&driver(name)), is_known, "{name}");
+        }
     }
 }

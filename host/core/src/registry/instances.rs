@@ -244,30 +244,18 @@ impl Instances {
         published.inventory.pools.get(pool)?.control_nodes.clone()
     }
 
-    /// Returns a device with the counter sets of its pool that it consumes from.
-    pub fn device_and_counters(
+    /// Returns what `look` finds at a device and the counter sets of its pool.
+    pub fn with_device<T>(
         &self,
         driver: &DriverName,
         pool: &str,
         device: &str,
-    ) -> Option<(Device, Vec<CounterSet>)> {
+        look: impl FnOnce(&Device, &[CounterSet]) -> T,
+    ) -> Option<T> {
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         let published = self.published_by(driver)?;
         let pool = published.inventory.pools.get(&pool)?;
-        let device = pool.devices.get(&device)?.clone();
-        let is_consumed = |set: &&CounterSet| {
-            device
-                .consumes
-                .iter()
-                .any(|consumed| consumed.name == set.name)
-        };
-        let sets = pool
-            .shared_counters
-            .iter()
-            .filter(is_consumed)
-            .cloned()
-            .collect();
-        Some((device, sets))
+        Some(look(pool.devices.get(&device)?, &pool.shared_counters))
     }
 
     /// Returns whether a serving driver publishes its own pools: a native plugin that does not list its devices here; `None` of any other.

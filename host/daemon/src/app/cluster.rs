@@ -227,7 +227,7 @@ impl Connected {
             prepared,
         );
         let report = report_prepared(
-            parts.manager.kubelet.clone(),
+            parts.manager.records.clone(),
             self.claims.clone(),
             reconcile.clone(),
             parts.changes.clone(),
@@ -245,7 +245,7 @@ impl Connected {
         );
         let binding = self.binding(parts, &bridge, events.clone(), drivers.clone());
         let reports = report_statuses(
-            parts.manager.clone(),
+            parts.manager.records.clone(),
             self.pools.clone(),
             binding.statuses(),
             statuses.clone(),
@@ -422,11 +422,9 @@ impl EarlyClaims for PreparedClaims {
     }
 
     fn held(&self, namespace: &ObjectName, name: &ObjectName) -> Option<Arc<ClaimRecord>> {
-        let mut records = self.manager.records.claims().into_iter();
-        records.find(|record| {
-            record.is_held_by_kubelet()
-                && (&record.id.namespace, &record.id.name) == (namespace, name)
-        })
+        let records = self.manager.records.claims_in(namespace).into_iter();
+        let mut named = records.filter(|record| record.id.name == *name);
+        named.find(|record| record.is_held_by_kubelet())
     }
 
     async fn prepare(&self, driver: &DriverName, claim: Claim) -> Result<(), Problem> {

@@ -48,14 +48,14 @@ use nodedock_kube::client::KubeClient;
 use nodedock_kube::extended_resources::{ExtendedResources, Mechanism};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::local::{
-    DeviceHolds, LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node,
+    DeviceHolds, LocalClaims, LocalParts, NodeChanges, PreparedClaims, ensure_node,
 };
 use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
-    ApiObject, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
+    ApiObject, ClaimRecord, DELETED_REVISION_KEY, DriverName, Problem, ProblemCode, Uid, limit,
 };
 
 /// Maximum time of a driver for the check of parameters, for which a writer waits.
@@ -402,7 +402,7 @@ impl LocalApi {
             limit::STATUSES_MAX,
         );
         let reports = report_statuses(
-            parts.manager.clone(),
+            parts.manager.records.clone(),
             self.pools.clone(),
             watch::channel(BTreeMap::new()).1,
             statuses,
@@ -579,8 +579,8 @@ struct Prepared {
 
 #[async_trait]
 impl PreparedClaims for Prepared {
-    fn node_use(&self) -> NodeUse {
-        NodeUse::of(&self.manager.records.claims(), &self.pools)
+    fn node_changes(&self, seen: Option<u64>) -> NodeChanges {
+        NodeChanges::of(self.manager.records.changes_since(seen), &self.pools)
     }
 
     fn device_holds(&self) -> Arc<DeviceHolds> {
@@ -609,12 +609,7 @@ impl PreparedClaims for Prepared {
     }
 
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem> {
-        let record = self
-            .manager
-            .records
-            .claims()
-            .into_iter()
-            .find(|record| record.id.uid.as_str() == claim);
+        let record = self.record(claim);
         for pod in record.iter().flat_map(|record| record.pods.keys()) {
             self.unprepare(pod.clone()).await?;
         }
@@ -622,10 +617,7 @@ impl PreparedClaims for Prepared {
     }
 
     async fn unprepare_user(&self, claim: &str, pod: &str) -> Result<(), Problem> {
-        let records = self.manager.records.claims();
-        let record = records
-            .into_iter()
-            .find(|record| record.id.uid.as_str() == claim);
+        let record = self.record(claim);
         let pods = record.iter().flat_map(|record| record.pods.keys());
         match pods.into_iter().find(|uid| uid.as_str() == pod) {
             Some(pod) => self.unprepare(pod.clone()).await,
@@ -635,6 +627,11 @@ impl PreparedClaims for Prepared {
 }
 
 impl Prepared {
+    fn record(&self, claim: &str) -> Option<Arc<ClaimRecord>> {
+        // no error: no claim has a UID that is none
+        self.manager.records.claim(&Uid::new(claim).ok()?)
+    }
+
     async fn unprepare(&self, pod: Uid) -> Result<(), Problem> {
         let outcomes = self
             .manager

@@ -42,7 +42,7 @@ fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
     let pod = ObjectRef::new("default", pod, pod).unwrap();
     let mut record = PodRecord {
         pod: pod.clone(),
-        claims: BTreeMap::new(),
+        claims: [].into(),
         containers: vec![],
         unknown: BTreeMap::new(),
     };

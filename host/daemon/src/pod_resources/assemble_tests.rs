@@ -78,7 +78,7 @@ fn of_claims(
     named: &[(&str, Arc<ClaimRecord>)],
 ) -> ClaimTable {
     let held = |(_, record): &(&str, Arc<ClaimRecord>)| {
-        let pods = BTreeMap::from([(pod.uid.clone(), pod.clone())]);
+        let pods = [(pod.uid.clone(), pod.clone())].into();
         ClaimRecord {
             pods,
             ..ClaimRecord::clone(record)
@@ -108,7 +108,7 @@ fn of_resources(pod: &str, entries: &[Entry<'_>], state: ClaimState) -> (ClaimTa
     let pod = object(pod);
     let mut record = PodRecord {
         pod: pod.clone(),
-        claims: BTreeMap::new(),
+        claims: [].into(),
         containers: vec![],
         unknown: BTreeMap::new(),
     };

@@ -14,6 +14,7 @@ use crate::pools::{NodePools, PoolNames};
 use crate::slices::BindingRule;
 use nodedock_base::changes::Changes;
 use nodedock_core::driver::Published;
+use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
 use nodedock_model::{
     BindingConditions, ClaimState, Device, DeviceName, DriverKind, DriverPart, Inventory,
@@ -313,6 +314,39 @@ async fn allocated_claim_is_prepared_early_once() {
         0,
         "nothing waits any more"
     );
+}
+
+/// The kubelet's request of a claim for which a scheduler waited needs no request to the API server, and sees what changed meanwhile.
+#[tokio::test(start_paused = true)]
+async fn awaited_claim_is_read_before_request() {
+    let scene = Scene::new().await;
+    let (_tasks, _binding) = scene.start();
+    scene.wait("a", "one", "gpu-0");
+    pass(Duration::from_secs(20)).await;
+    scene.bind("a", NODE);
+    a_moment().await;
+    let (namespace, name) = (default_namespace(), ObjectName::new("one").unwrap());
+    let uid = scene.claims.held(&namespace, &name).unwrap().id.uid.clone();
+    scene.server.forget_requests();
+    let device = async || {
+        let claim = scene.api_claims.claim_with_uid(&namespace, &name, &uid);
+        let allocation = claim.await.unwrap().unwrap().allocation;
+        allocation.map(|allocation| allocation.devices[0].device.to_string())
+    };
+    assert_eq!(device().await.as_deref(), Some("gpu-0"));
+    let path = "/status/allocation/devices/results/0/device";
+    scene
+        .server
+        .edit("resourceclaims", "default", "one", |claim| {
+            *claim.pointer_mut(path).unwrap() = "gpu-1".into();
+        });
+    a_moment().await;
+    assert_eq!(device().await.as_deref(), Some("gpu-1"));
+    assert_eq!(scene.requests("resourceclaims"), 0);
+}
+
+fn default_namespace() -> ObjectName {
+    ObjectName::new("default").unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,19 +1,21 @@
 //! Claims of the kubelet at the claim manager: those of the API server, and those for devices that the kubelet's device manager allocated.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Context;
-use super::plugin_claim::is_plugin_claim;
+use super::plugin_claim::{self, is_plugin_claim};
 use crate::events::Refusal;
 use crate::extended_resources::{LocalPool, Mechanism, PoolsInUse};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::KubeletClaims;
 use nodedock_core::resources::pools::{device_id, split_id};
-use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{
+    ClaimRecord, DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode,
+};
 
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
@@ -60,11 +62,10 @@ impl Context {
             .kubelet_claims()?
             .prepare(driver, claim, request_id)
             .await?;
-        let records = self.parts.manager.records.claims();
-        let record = records.iter().find(|record| record.id.uid == claim.uid);
+        let record = self.parts.manager.records.claim(&claim.uid);
         let pools = &self.parts.pools;
         for device in &mut devices {
-            device.pool = match record {
+            device.pool = match &record {
                 Some(record) => pools.published_in(record, driver, &device.pool),
                 None => pools.published(driver, &device.pool),
             };
@@ -148,25 +149,48 @@ impl Context {
             .parts
             .manager
             .records
-            .claims()
-            .into_iter()
-            .filter(|record| is_plugin_claim(&record.id));
-        let claims = records.filter_map(|record| {
-            let devices = &record.allocation.devices;
-            let driver = devices.first()?.driver.clone();
-            let devices = devices
-                .iter()
-                .map(|device| device_id(&device.pool, &device.device))
-                .collect();
-            let (claim, requested) = (record.id.clone(), self.requested_at(&record.id.uid));
-            Some(DeviceClaim {
-                claim,
-                driver,
-                devices,
-                requested,
-            })
-        });
+            .claims_in(&plugin_claim::namespace());
+        let claims = records
+            .iter()
+            .filter_map(|record| self.device_claim(record));
         claims.collect()
+    }
+
+    /// Returns those of [`Self::device_claims`] that have any of these devices of a driver.
+    pub(super) fn device_claims_with(
+        &self,
+        driver: &DriverName,
+        ids: &BTreeSet<String>,
+    ) -> Vec<DeviceClaim> {
+        let records = &self.parts.manager.records;
+        let mut claims = BTreeMap::new();
+        for (pool, device) in ids.iter().filter_map(|id| split_id(id)) {
+            for record in records.claims_with_device(driver, pool.as_str(), device.as_str()) {
+                let claim = self.device_claim(&record);
+                let claim = claim.filter(|claim| claim.driver == *driver);
+                claims.extend(claim.map(|claim| (record.id.clone(), claim)));
+            }
+        }
+        claims.into_values().collect()
+    }
+
+    fn device_claim(&self, record: &ClaimRecord) -> Option<DeviceClaim> {
+        let devices = &record.allocation.devices;
+        let driver = devices
+            .first()
+            .filter(|_| is_plugin_claim(&record.id))?
+            .driver
+            .clone();
+        let devices = devices
+            .iter()
+            .map(|device| device_id(&device.pool, &device.device))
+            .collect();
+        Some(DeviceClaim {
+            claim: record.id.clone(),
+            driver,
+            devices,
+            requested: self.requested_at(&record.id.uid),
+        })
     }
 
     /// Devices that the kubelet's device manager has allocated, and those that an Allocate under way may have.
@@ -186,23 +210,17 @@ impl Context {
 
     /// Pools with a device that a claim has, or that an Allocate under way may have.
     pub(super) fn pools_in_use(&self) -> PoolsInUse {
-        let mut in_use = PoolsInUse::new();
         // The calls first: one that ends meanwhile has made its claim.
-        for (driver, id) in self.allocations.devices_under_way() {
+        let under_way = self.allocations.devices_under_way();
+        let mut pools = self.pool_use.lock();
+        let seen = pools.seen();
+        pools.follow(self.parts.manager.records.changes_since(seen));
+        let mut in_use = pools.in_use();
+        drop(pools);
+        for (driver, id) in under_way {
             if let Some((pool, _)) = split_id(&id) {
                 let by = in_use.entry(LocalPool { driver, pool }).or_default();
                 by.insert(Mechanism::DevicePlugin);
-            }
-        }
-        for record in self.parts.manager.records.claims() {
-            let mechanism = match is_plugin_claim(&record.id) {
-                true => Mechanism::DevicePlugin,
-                false => Mechanism::Dra,
-            };
-            let devices = record.allocation.devices.iter();
-            for device in devices.filter(|device| !device.admin_access) {
-                let pool = LocalPool::new(&device.driver, &device.pool);
-                in_use.entry(pool).or_default().insert(mechanism);
             }
         }
         in_use

@@ -36,9 +36,9 @@ use tokio::time::Instant;
 use super::BRIDGE_LOOK_PERIOD;
 use super::Context;
 use crate::extended_resources::Mechanisms;
-use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::error::chain;
+use nodedock_base::rest::rest_after;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::checkpoint::StoredRecords;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource};
@@ -158,7 +158,7 @@ impl DevicePluginController {
         let context = self.context.clone();
         let mut pools = context.parts.manager.devices.changes();
         let mut serving = context.parts.registry.instances.changes();
-        let mut changes = context.parts.changes.listen();
+        let mut claims = context.parts.changes.signal_of(ChangedKind::Claim);
         let (mut mechanisms, mut alone) = (
             context.parts.extended_resources.changes(),
             context.alone.subscribe(),
@@ -175,6 +175,8 @@ impl DevicePluginController {
                 adapters.mark_unchanged();
             }
             serving.mark_unchanged();
+            claims.mark_unchanged();
+            let began = Instant::now();
             let (mechanisms_now, is_alone) = (
                 mechanisms.borrow_and_update().clone(),
                 *alone.borrow_and_update(),
@@ -185,6 +187,7 @@ impl DevicePluginController {
             let busy = self.report_lists(is_alone.then_some(mechanisms_now.generation));
             let save = self.save(&offers).await;
             let grace = (!self.remembered.is_empty()).then_some(self.remembered_until);
+            let rest = rest_after(began, limit::LIST_PACE);
             let relist = Instant::now() + limit::RELIST_PERIOD;
             let wake = [save, grace, busy]
                 .into_iter()
@@ -198,11 +201,11 @@ impl DevicePluginController {
                 _ = mechanisms.changed() => {}
                 _ = alone.changed() => {}
                 () = crate::extended_resources::changed(&mut adapters) => {}
-                () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
+                _ = claims.changed() => {}
                 () = tokio::time::sleep_until(wake) => {}
             }
             // Claims and health change in bursts.
-            tokio::time::sleep(limit::LIST_PACE).await;
+            tokio::time::sleep(rest).await;
         }
     }
 

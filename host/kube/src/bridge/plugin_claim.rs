@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use nodedock_core::resources::pools::split_id;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, DriverName, ExtendedResource, ObjectRef, Problem,
-    ProblemCode, limit,
+    AllocatedDevice, Allocation, Claim, DriverName, ExtendedResource, ObjectName, ObjectRef,
+    Problem, ProblemCode, limit,
 };
 
 /// The request of such a claim.
@@ -41,6 +41,11 @@ pub(super) fn id(
     let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
     ObjectRef::new(NAMESPACE, &format!("{NAME_PREFIX}{uid}"), &uid)
         .map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))
+}
+
+/// The namespace of these claims. An API server may have claims in it as well.
+pub(super) fn namespace() -> ObjectName {
+    ObjectName::new(NAMESPACE).expect("it is a valid name")
 }
 
 /// Returns whether a claim is one for devices that a kubelet's device manager allocated. An object of the API server cannot have its own

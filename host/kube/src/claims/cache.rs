@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
 use super::{CLAIM_FOLLOW_AFTER, ClaimWatch, KNOWN_CLAIMS_MAX};
-use nodedock_model::{Claim, ObjectName, ObjectRef, Uid};
+use nodedock_model::{Claim, ObjectName, Uid};
 
-/// Concurrently watched claims: each is a separate connection, and thousands of nodes share the API server.
+/// Concurrently watched claims: each is a stream of the connection, and thousands of nodes share the API server.
 pub(crate) const FOLLOWED_CLAIMS_MAX: usize = 32;
 
 /// Namespace and name.
@@ -26,6 +26,8 @@ pub(super) struct CachedClaim {
 #[derive(Default)]
 pub(super) struct ClaimCache {
     entries: BTreeMap<Key, Entry>,
+    /// Claims that this node has prepared, cached or not.
+    held: BTreeSet<Uid>,
     updates: u64,
 }
 
@@ -38,6 +40,8 @@ struct Entry {
     held_since: Option<Instant>,
     /// It was answered without the server since it was read.
     recalled: bool,
+    /// A scheduler waits for it, and then a kubelet requests it.
+    expected: bool,
     /// Its newest state cannot be read: it has to be got again.
     invalid: bool,
     watch: Option<ClaimWatch>,
@@ -105,10 +109,12 @@ impl ClaimCache {
             return self.remove(key);
         }
         let same = entry.state.claim.id.uid == state.claim.id.uid;
-        let held_since = entry.held_since.filter(|_| same);
+        let is_held = self.held.contains(&state.claim.id.uid);
+        let held_since = entry.held_since.filter(|_| same).or(is_held.then_some(now));
         let watch = entry.watch.take();
         *entry = Entry {
             held_since,
+            expected: entry.expected && same,
             watch,
             ..Entry::new(state, self.updates, now)
         };
@@ -120,8 +126,12 @@ impl ClaimCache {
         if !is_allocated_to(&state.claim, node_name) || (is_full && !self.evict()) {
             return;
         }
-        self.entries
-            .insert(key.clone(), Entry::new(state, self.updates, now));
+        let is_held = self.held.contains(&state.claim.id.uid);
+        let entry = Entry {
+            held_since: is_held.then_some(now),
+            ..Entry::new(state, self.updates, now)
+        };
+        self.entries.insert(key.clone(), entry);
     }
 
     /// Removes the claim that is not held and was read the longest ago.
@@ -157,15 +167,36 @@ impl ClaimCache {
         }
     }
 
-    /// Takes all claims that are held. Those that were held and are not any more are forgotten.
-    pub(super) fn hold(&mut self, held: &[ObjectRef], now: Instant) {
-        let held: BTreeSet<&Uid> = held.iter().map(|claim| &claim.uid).collect();
+    /// Takes which claims are held; no others are, if `is_all`. Those that were held and are not any more are forgotten.
+    pub(super) fn hold(
+        &mut self,
+        is_all: bool,
+        claims: impl IntoIterator<Item = (Uid, bool)>,
+        now: Instant,
+    ) {
+        if is_all {
+            self.held.clear();
+        }
+        for (uid, is_held) in claims {
+            match is_held {
+                true => self.held.insert(uid),
+                false => self.held.remove(&uid),
+            };
+        }
+        let held = &self.held;
         self.entries.retain(|_, entry| {
             let is_held = held.contains(&entry.state.claim.id.uid);
             let held_since = entry.held_since.take();
             entry.held_since = is_held.then(|| held_since.unwrap_or(now));
             is_held || held_since.is_none()
         });
+    }
+
+    /// A kubelet is about to request the claim.
+    pub(super) fn expect_request(&mut self, key: &Key) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.expected = true;
+        }
     }
 
     /// Forgets claims that are not held and were read some time ago: they may have been allocated again.
@@ -185,7 +216,7 @@ impl ClaimCache {
             .entries
             .iter()
             .filter(|(_, entry)| entry.watch.is_none() && entry.is_due(now));
-        let first = due.max_by_key(|(_, entry)| (entry.recalled, entry.read_at));
+        let first = due.max_by_key(|(_, entry)| (entry.recalled || entry.expected, entry.read_at));
         first.map(|(key, entry)| (key.clone(), entry.state.version))
     }
 
@@ -215,6 +246,7 @@ impl Entry {
             read_at: now,
             held_since: None,
             recalled: false,
+            expected: false,
             invalid: false,
             watch: None,
         }
@@ -222,6 +254,9 @@ impl Entry {
 
     /// Returns whether the claim is to be watched: most claims are unprepared before a watch is worth its request.
     fn is_due(&self, now: Instant) -> bool {
+        if self.expected {
+            return true;
+        }
         let held_for = self
             .held_since
             .map(|since| now.saturating_duration_since(since));

@@ -3,11 +3,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::super::convert;
-use super::super::convert::tests::fixture;
+use super::super::convert::tests::{claim, fixture};
 use super::*;
 use crate::claims::cache::FOLLOWED_CLAIMS_MAX;
 use crate::claims::{CLAIM_FOLLOW_AFTER, KNOWN_CLAIMS_MAX};
+use nodedock_model::ObjectRef;
 
 const NODE: &str = "node-1";
 
@@ -23,7 +23,7 @@ fn uid(text: &str) -> Uid {
 }
 
 fn state(name: &str, of: &str, version: u64) -> CachedClaim {
-    let mut claim = convert::claim(&fixture("claim-one-gpu.json")).unwrap();
+    let mut claim = claim(&fixture("claim-one-gpu.json")).unwrap();
     claim.id = ObjectRef {
         namespace: key(name).0,
         name: key(name).1,
@@ -33,6 +33,12 @@ fn state(name: &str, of: &str, version: u64) -> CachedClaim {
         claim,
         version: Some(version),
     }
+}
+
+/// Holds these claims and no others.
+fn hold(cache: &mut ClaimCache, held: &[ObjectRef], now: Instant) {
+    let held = held.iter().map(|claim| (claim.uid.clone(), true));
+    cache.hold(true, held, now);
 }
 
 fn last(cache: &ClaimCache, name: &str, of: &str) -> Option<Claim> {
@@ -83,7 +89,7 @@ fn long_held_claim_is_watched() {
     }
     assert_eq!(cache.to_watch(later), None, "none is held");
     let id = |name: &str| state(name, name, 5).claim.id;
-    cache.hold(&[id("a")], start);
+    hold(&mut cache, &[id("a")], start);
     // Another read changes nothing of that.
     cache.update(
         &key("a"),
@@ -91,15 +97,42 @@ fn long_held_claim_is_watched() {
         NODE,
         later - Duration::from_millis(1),
     );
-    cache.hold(&[id("a")], later - Duration::from_millis(1));
+    hold(&mut cache, &[id("a")], later - Duration::from_millis(1));
     assert_eq!(cache.to_watch(later - Duration::from_millis(1)), None);
     assert_eq!(cache.to_watch(later), Some((key("a"), Some(6))));
     assert!(cache.recall(&key("b"), &uid("b")).is_some());
     assert_eq!(cache.to_watch(start), None, "it is not held");
-    cache.hold(&[id("a"), id("b")], start);
+    hold(&mut cache, &[id("a"), id("b")], start);
     assert_eq!(cache.to_watch(start), Some((key("b"), Some(5))));
     cache.update(&key("b"), state("b", "b", 5), NODE, start);
     assert_eq!(cache.to_watch(start), None, "the server confirmed it");
+}
+
+#[test]
+fn expected_claim_is_watched_at_once() {
+    let now = Instant::now();
+    let mut cache = ClaimCache::default();
+    for name in ["a", "b"] {
+        cache.update(&key(name), state(name, name, 5), NODE, now);
+    }
+    cache.expect_request(&key("a"));
+    assert_eq!(cache.to_watch(now), Some((key("a"), Some(5))));
+    cache.update(&key("a"), state("a", "a", 6), NODE, now);
+    assert_eq!(cache.to_watch(now), Some((key("a"), Some(6))));
+    cache.update(&key("a"), state("a", "other", 7), NODE, now);
+    assert_eq!(cache.to_watch(now), None, "it is another claim");
+}
+
+#[test]
+fn reread_held_claim_stays_cached() {
+    let (start, later) = (Instant::now(), Instant::now() + 2 * CLAIM_FOLLOW_AFTER);
+    let mut cache = ClaimCache::default();
+    cache.hold(true, [(uid("u-1"), true)], start);
+    cache.update(&key("a"), state("a", "u-1", 5), NODE, start);
+    cache.forget_idle(later);
+    assert_eq!(cache.to_watch(later), Some((key("a"), Some(5))));
+    cache.hold(false, [(uid("u-1"), false)], later);
+    assert_eq!(cache.len(), 0);
 }
 
 #[test]
@@ -169,13 +202,13 @@ fn only_held_claims_stay_cached() {
         cache.update(&key(name), state(name, &format!("u-{name}"), 1), NODE, now);
     }
     let id = |name: &str| state(name, &format!("u-{name}"), 1).claim.id;
-    cache.hold(&[id("a"), id("b"), id("unknown")], now);
+    hold(&mut cache, &[id("a"), id("b"), id("unknown")], now);
     let later = now + CLAIM_FOLLOW_AFTER;
     cache.forget_idle(later - Duration::from_millis(1));
     assert_eq!(cache.len(), 3);
     cache.forget_idle(later);
     assert_eq!(cache.len(), 2);
-    cache.hold(&[id("b")], later);
+    hold(&mut cache, &[id("b")], later);
     assert_eq!((cache.len(), last(&cache, "a", "u-a")), (1, None));
 }
 
@@ -196,7 +229,11 @@ fn cache_is_bounded_and_evicts_oldest() {
     for n in 0..KNOWN_CLAIMS_MAX {
         learn(&mut cache, n);
     }
-    cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(KNOWN_CLAIMS_MAX));
+    hold(
+        &mut cache,
+        &[state(&name(0), "u-0", 1).claim.id],
+        at(KNOWN_CLAIMS_MAX),
+    );
     learn(&mut cache, KNOWN_CLAIMS_MAX);
     assert_eq!(cache.len(), KNOWN_CLAIMS_MAX);
     let is_cached = |n: usize| last(&cache, &name(n), &format!("u-{n}")).is_some();
@@ -207,7 +244,7 @@ fn cache_is_bounded_and_evicts_oldest() {
         .values()
         .map(|entry| entry.state.claim.id.clone())
         .collect();
-    cache.hold(&held, at(9999));
+    hold(&mut cache, &held, at(9999));
     learn(&mut cache, 9999);
     while let Some((key, _)) = cache.to_watch(at(9999) + CLAIM_FOLLOW_AFTER) {
         cache.watched_by(&key, watch(true));

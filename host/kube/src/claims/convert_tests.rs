@@ -3,9 +3,18 @@
 use std::path::Path;
 
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use nodedock_model::ProblemKind;
+
+/// Reads a claim of a watch, and its text, which is the same.
+pub(in crate::claims) fn claim(object: &Value) -> Result<Claim, Problem> {
+    let of_value = of_value(object);
+    let of_text = of_text(object.to_string().as_bytes()).unwrap();
+    assert_eq!(of_value, of_text, "{object}");
+    of_value.map(|read| read.state.claim)
+}
 
 const FIXTURES: [&str; 7] = [
     "claim-one-gpu.json",

@@ -6,7 +6,7 @@ use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
 use serde_json::{Value, json};
 
 use super::super::client::tests::over;
-use super::convert::tests::fixture;
+use super::convert::tests::{claim, fixture};
 use super::*;
 use crate::claims::CLAIM_FOLLOW_AFTER;
 use crate::client::API_RETRY_MAX;
@@ -50,7 +50,7 @@ impl Cluster {
     /// Asks for the first time, and holds the claim.
     async fn held(&self) -> Claim {
         let claim = self.ask(&self.uid).await.unwrap().unwrap();
-        self.claims.hold(std::slice::from_ref(&claim.id));
+        self.claims.hold(true, [(claim.id.uid.clone(), true)]);
         claim
     }
 
@@ -155,7 +155,7 @@ async fn only_long_held_claims_are_watched() {
     let cluster = Cluster::new().await;
     cluster.held().await;
     tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
-    cluster.claims.hold(&[]);
+    cluster.claims.hold(true, []);
     tokio::time::sleep(10 * CLAIM_FOLLOW_AFTER).await;
     assert_eq!(cluster.verbs(), ["get"]);
 
@@ -366,7 +366,7 @@ async fn released_claim_is_no_longer_watched() {
     cluster.watched().await;
     tokio::time::sleep(10 * CLAIM_FOLLOW_AFTER).await;
     assert_eq!(cluster.claims.cached()[1], 1);
-    cluster.claims.hold(&[]);
+    cluster.claims.hold(true, []);
     assert_eq!(cluster.claims.cached()[0], 0);
     cluster.settle().await;
     assert_eq!(
@@ -393,7 +393,7 @@ fn client_object_equals_recorded_object() {
         let object: DynamicObject = serde_json::from_value(fixture(name)).unwrap();
         assert_eq!(
             read(&object).unwrap().claim,
-            convert::claim(&fixture(name)).unwrap(),
+            claim(&fixture(name)).unwrap(),
             "{name}"
         );
     }

@@ -6,7 +6,8 @@ use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 
-use super::files::{self, Files};
+use super::connection::{Connection, Transport, transport};
+use super::files::{self, Files, Paths};
 use super::{API_CONNECT, RequestRate};
 use nodedock_base::error::chain;
 
@@ -48,17 +49,104 @@ pub enum ClientConfigError {
     Interrupted,
 }
 
+/// What the files of a configuration say.
+pub(super) struct Loaded {
+    pub(super) connection: Connection,
+    pub(super) files: Files,
+}
+
+/// A configuration, and where it comes from.
+struct Source {
+    /// For errors.
+    from: String,
+    config: kube::Config,
+    paths: Paths,
+}
+
 impl ClientConfig {
-    /// The client, and the files that it was made of. Files are read, and a program for credentials is run, on a thread of their own;
-    /// the client is made in the caller's runtime.
-    pub(super) async fn load(&self) -> Result<(kube::Client, Files), ClientConfigError> {
-        let (from, (config, files)) = match &self.kubeconfig {
+    /// Reads the files. `before`: the connection to keep, if only the token is another one.
+    ///
+    /// Files are read, and a program for credentials is run, on a thread of their own; the connection is made in the caller's runtime.
+    pub(super) async fn load(
+        &self,
+        before: Option<(&Connection, &Files)>,
+    ) -> Result<Loaded, ClientConfigError> {
+        // The digests first: what changes before the files are read again is found by the next check.
+        let files = files::read(self.source().await?.paths).await;
+        let Source {
+            from, mut config, ..
+        } = self.source().await?;
+        check_encrypted(&config)?;
+        let kept = before
+            .filter(|(_, known)| known.have_same_connection(&files))
+            .map(|(connection, _)| connection.transport.clone());
+        let token = match token_file(&mut config.auth_info) {
+            Some(path) => match read_token(&path).await {
+                Ok(token) => Some(token),
+                Err(what) => return Err(ClientConfigError::Client { from, what }),
+            },
+            None => None,
+        };
+        let transport = match kept {
+            Some(kept) => kept,
+            None => made(config, from).await?,
+        };
+        let connection = Connection { transport, token };
+        Ok(Loaded { connection, files })
+    }
+
+    async fn source(&self) -> Result<Source, ClientConfigError> {
+        let (from, (config, connection)) = match &self.kubeconfig {
             Some(path) => (path.display().to_string(), from_kubeconfig(path).await?),
             None => (SERVICE_ACCOUNT.to_owned(), from_service_account()?),
         };
-        let making = tokio::task::spawn_blocking(move || client_of(config, &from)).await;
-        let client = making.unwrap_or(Err(ClientConfigError::Interrupted))?;
-        Ok((client, files::read(files).await))
+        let token = token_file(&mut config.auth_info.clone());
+        let paths = Paths { connection, token };
+        Ok(Source {
+            from,
+            config,
+            paths,
+        })
+    }
+}
+
+/// Takes the file of the token that requests are sent with, if they are sent with that of a file: what has precedence is left to the client.
+fn token_file(user: &mut AuthInfo) -> Option<PathBuf> {
+    let has_other = user.auth_provider.is_some()
+        || (user.username.is_some() && user.password.is_some())
+        || user.token.is_some();
+    let path = user.token_file.take_if(|_| !has_other)?;
+    // A token of a file has precedence over a program.
+    user.exec = None;
+    Some(PathBuf::from(path))
+}
+
+async fn read_token(path: &Path) -> Result<HeaderValue, String> {
+    let text = tokio::fs::read_to_string(path).await;
+    let text = text.map_err(|error| format!("read the token {}: {error}", path.display()))?;
+    if text.trim().is_empty() {
+        return Err(format!("{} holds no token", path.display()));
+    }
+    let value = HeaderValue::try_from(format!("Bearer {}", text.trim()));
+    let mut value = value.map_err(|error| format!("the token {}: {error}", path.display()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// `from`: for errors.
+async fn made(mut config: kube::Config, from: String) -> Result<Transport, ClientConfigError> {
+    config
+        .headers
+        .push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
+    config.connect_timeout = Some(API_CONNECT);
+    config.default_retry = false;
+    let making = tokio::task::spawn_blocking(move || transport(config)).await;
+    match making {
+        Ok(made) => made.map_err(|error| ClientConfigError::Client {
+            from,
+            what: chain(error.as_ref()),
+        }),
+        Err(_) => Err(ClientConfigError::Interrupted),
     }
 }
 
@@ -67,12 +155,7 @@ fn from_service_account() -> Result<(kube::Config, Vec<PathBuf>), ClientConfigEr
         return Err(ClientConfigError::NotInCluster);
     }
     let config = kube::Config::incluster().map_err(ClientConfigError::ServiceAccount)?;
-    Ok((
-        config,
-        ["token", "ca.crt"]
-            .map(|file| Path::new(SERVICE_ACCOUNT).join(file))
-            .to_vec(),
-    ))
+    Ok((config, vec![Path::new(SERVICE_ACCOUNT).join("ca.crt")]))
 }
 
 async fn from_kubeconfig(path: &Path) -> Result<(kube::Config, Vec<PathBuf>), ClientConfigError> {
@@ -110,7 +193,7 @@ async fn from_kubeconfig(path: &Path) -> Result<(kube::Config, Vec<PathBuf>), Cl
         return Err(unusable(format!("{file} holds no certificate in PEM form")));
     }
     let user = &config.auth_info;
-    let named = [&user.client_certificate, &user.client_key, &user.token_file];
+    let named = [&user.client_certificate, &user.client_key];
     let files = named
         .into_iter()
         .flatten()
@@ -142,23 +225,16 @@ fn authority_of(kubeconfig: &Kubeconfig) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// The client under the layer: it repeats nothing by itself. `from` names the source of the configuration in errors.
-fn client_of(mut config: kube::Config, from: &str) -> Result<kube::Client, ClientConfigError> {
-    if config.cluster_url.scheme_str() == Some("http") {
-        if has_credentials(&config.auth_info) && !is_this_machine(&config.cluster_url) {
-            return Err(ClientConfigError::Plain(config.cluster_url.to_string()));
-        }
-        tracing::warn!(server = %config.cluster_url, "requests to the API server are not encrypted");
+/// Refuses to send credentials to another machine unencrypted.
+fn check_encrypted(config: &kube::Config) -> Result<(), ClientConfigError> {
+    if config.cluster_url.scheme_str() != Some("http") {
+        return Ok(());
     }
-    config.connect_timeout = Some(API_CONNECT);
-    config.default_retry = false;
-    config
-        .headers
-        .push((USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE)));
-    kube::Client::try_from(config).map_err(|error| ClientConfigError::Client {
-        from: from.to_owned(),
-        what: chain(&error),
-    })
+    if has_credentials(&config.auth_info) && !is_this_machine(&config.cluster_url) {
+        return Err(ClientConfigError::Plain(config.cluster_url.to_string()));
+    }
+    tracing::warn!(server = %config.cluster_url, "requests to the API server are not encrypted");
+    Ok(())
 }
 
 fn has_credentials(user: &AuthInfo) -> bool {

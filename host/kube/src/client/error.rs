@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use kube::core::{Status, TypeMeta};
+use tower::BoxError;
 
 use crate::client::{API_RETRY_AFTER_MAX, API_RETRY_MIN};
 use nodedock_base::error::chain;
@@ -147,6 +148,14 @@ impl ApiError {
         match self.is_retryable() {
             true => problem.retry_after(self.retry_after.unwrap_or(API_RETRY_MIN * 2)),
             false => problem,
+        }
+    }
+
+    /// Converts an error of a connection.
+    pub(super) fn of_transport(error: BoxError) -> Self {
+        match error.downcast::<kube::Error>() {
+            Ok(error) => Self::from(*error),
+            Err(error) => Self::from(kube::Error::Service(error)),
         }
     }
 

@@ -18,7 +18,7 @@ const API_IN_FLIGHT_MAX: usize = 8;
 
 /// Urgency of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Urgency {
+pub(crate) enum Urgency {
     Usual,
     /// A pod waits: the request may take the last tokens.
     Urgent,

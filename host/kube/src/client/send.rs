@@ -4,15 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use http_body_util::{BodyExt, Collected, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::Frame;
 use kube::client::Body;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, timeout};
 use tower::BoxError;
 
+use super::connection::{Answer, Connection, broke};
 use super::counts::{Call, Verb};
 use super::error::{content_type, described};
 use super::rate::Urgency;
@@ -30,7 +33,7 @@ const API_PAGE_BYTES_MAX: usize = 16 << 20;
 /// Bytes of an object: etcd takes 1.5 MiB in a denser form.
 pub(crate) const API_OBJECT_BYTES_MAX: usize = 4 << 20;
 
-type ApiResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
+type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A client whose requests go through this layer.
 pub(super) fn client(shared: &Arc<RequestLayer>, urgency: Urgency) -> kube::Client {
@@ -44,38 +47,51 @@ pub(super) fn client(shared: &Arc<RequestLayer>, urgency: Urgency) -> kube::Clie
 
 impl RequestLayer {
     /// Repeats a request that was refused with credentials that have been replaced since.
-    async fn send(
+    pub(super) async fn send(
         &self,
         urgency: Urgency,
         request: Request<Body>,
-    ) -> Result<ApiResponse, ApiError> {
-        let (used, again) = (self.credentials.current().await, copied(&request));
-        match (self.timed(urgency, &used, request).await, again) {
+    ) -> Result<Answer, ApiError> {
+        let (used, again) = (self.credentials.current(), copied(&request));
+        let once_more = again.as_ref().and_then(copied);
+        match (self.timed(urgency, &used, request, once_more).await, again) {
             (Err(error), Some(request)) if error.kind == ErrorKind::Unauthorized => {
                 let Some(newer) = self.credentials.replaced(&used).await else {
                     return Err(error);
                 };
                 self.metrics.retries.inc();
-                self.timed(urgency, &newer, request).await
+                self.timed(urgency, &newer, request, None).await
             }
             (outcome, _) => outcome,
         }
     }
 
-    /// Waits until the rate allows the request, and limits its time.
+    /// Waits until the rate allows the request, and limits its time. `again`: a copy of it, to be sent on another connection if the first one
+    /// breaks.
     async fn timed(
         &self,
         urgency: Urgency,
-        client: &kube::Client,
+        connection: &Connection,
         request: Request<Body>,
-    ) -> Result<ApiResponse, ApiError> {
+        again: Option<Request<Body>>,
+    ) -> Result<Answer, ApiError> {
         let call = Call::of(request.method(), request.uri());
         let asked = Instant::now();
         let permit = self.rate.permit(urgency).await;
         self.metrics.waits.observe(asked.elapsed().as_secs_f64());
         let _permit = permit?;
         let sent = Instant::now();
-        let exchange = async { self.answer(call, client.send(request).await?).await };
+        let exchange = async {
+            let mut sent = connection.send(request).await;
+            let is_lost = matches!(&sent, Err(error) if is_repeated(call, error));
+            if is_lost && let Some(again) = again {
+                sent = connection.send(again).await;
+            }
+            match sent {
+                Ok(answer) => self.answer(call, answer).await,
+                Err(error) => Err(ApiError::of_transport(error)),
+            }
+        };
         // no error: the outcome is another error then
         let outcome = timeout(API_REQUEST, exchange).await.unwrap_or_else(|_| {
             let words = format!("no answer within {} s", API_REQUEST.as_secs());
@@ -97,7 +113,7 @@ impl RequestLayer {
     }
 
     /// The answer, or what it means if it is no success.
-    async fn answer(&self, call: Call, response: Response<Body>) -> Result<ApiResponse, ApiError> {
+    async fn answer(&self, call: Call, response: Answer) -> Result<Answer, ApiError> {
         let (head, body) = response.into_parts();
         if head.status.is_redirection() {
             let to = head
@@ -134,6 +150,12 @@ impl RequestLayer {
     }
 }
 
+/// Returns whether a request that failed is sent once more: a read has no effect, and a connection that was without requests for long may
+/// have been lost unnoticed.
+fn is_repeated(call: Call, error: &BoxError) -> bool {
+    matches!(call.verb, Verb::Get | Verb::List) && broke(error)
+}
+
 fn copied(request: &Request<Body>) -> Option<Request<Body>> {
     let mut copy = Request::new(request.body().try_clone()?);
     *copy.method_mut() = request.method().clone();
@@ -142,8 +164,17 @@ fn copied(request: &Request<Body>) -> Option<Request<Body>> {
     Some(copy)
 }
 
-async fn collected(body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
-    match Limited::new(body, bytes_max).collect().await {
+/// Collects a body of at most so many bytes. A type of its own, since the compiler does not prove that the future of [`Limited`] is `Send` within another
+/// one.
+fn limited(
+    body: AnswerBody,
+    bytes_max: usize,
+) -> BoxFuture<'static, Result<Collected<Bytes>, BoxError>> {
+    Limited::new(body, bytes_max).collect().boxed()
+}
+
+async fn collected(body: AnswerBody, bytes_max: usize) -> Result<Bytes, ApiError> {
+    match limited(body, bytes_max).await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => {
             let words = format!("its answer has more than {bytes_max} bytes");
@@ -160,7 +191,7 @@ async fn collected(body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
 
 /// The body of a watch, which fails when it is silent for too long or has too large an event, and when the server ends it as soon as
 /// it began: then the next one waits.
-fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
+fn watched(body: AnswerBody, restarts: Counter) -> AnswerBody {
     let opened = Instant::now();
     let frames = futures::stream::try_unfold((body, 0), move |(mut body, line)| {
         let restarts = restarts.clone();
@@ -182,14 +213,14 @@ fn watched(body: Body, restarts: Counter) -> UnsyncBoxBody<Bytes, BoxError> {
 }
 
 /// The next bytes of a watch, and how many have come since the last event ended.
-async fn frame(body: &mut Body, line: usize) -> Result<Option<(Bytes, usize)>, ApiError> {
+async fn frame(body: &mut AnswerBody, line: usize) -> Result<Option<(Bytes, usize)>, ApiError> {
     let Ok(frame) = timeout(WATCH_SILENCE, body.frame()).await else {
         let words = format!("a watch was silent for {} s", WATCH_SILENCE.as_secs());
         return Err(ApiError::unreachable(words));
     };
     let data = match frame {
         None => return Ok(None),
-        Some(Err(error)) => return Err(error.into()),
+        Some(Err(error)) => return Err(ApiError::of_transport(error)),
         Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
     };
     let line = match data.iter().rposition(|byte| *byte == b'\n') {

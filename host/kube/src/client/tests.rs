@@ -32,8 +32,8 @@ use nodedock_model::ObjectName;
 fn fixed(client: kube::Client) -> KubeClient {
     KubeClient::with_credentials(Credentials::new(
         ClientConfig::default(),
-        client,
-        Vec::new(),
+        client.into(),
+        Files::default(),
     ))
 }
 

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::{API_PROBE_PERIOD, ApiError, ErrorKind};
 use nodedock_base::worded;
+use nodedock_model::ObjectName;
 
 /// Interval of reading its served versions: a cluster is upgraded while the daemon runs.
 const API_VERSIONS_PERIOD: Duration = Duration::from_secs(600);
@@ -29,6 +30,12 @@ pub enum DraResource {
 }
 
 impl DraVersion {
+    /// Path of a claim.
+    pub(crate) fn claim_path(self, namespace: &ObjectName, name: &ObjectName) -> String {
+        let version = self.as_str();
+        format!("/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{name}")
+    }
+
     pub fn resource(self, of: DraResource) -> ApiResource {
         let (kind, plural) = match of {
             DraResource::Claims => ("ResourceClaim", "resourceclaims"),
@@ -94,24 +101,34 @@ pub(super) struct ServedVersion {
     pub(super) version: Option<DraVersion>,
     asked_at: Option<Instant>,
     failure: Option<ApiError>,
+    /// A request used it since it was read.
+    is_used: bool,
 }
 
 impl ServedVersion {
     /// Returns the answer for a caller that waits since `since`; None: the server has to be queried. One failure answers all callers that
     /// waited for it, so that they do not wait one after the other.
+    /// An old one counts, until a request finds that it is not served: no pod waits for what is read again in the background.
     pub(super) fn known(
-        &self,
+        &mut self,
         since: Instant,
         now: Instant,
     ) -> Option<Result<DraVersion, ApiError>> {
         let asked_at = self.asked_at?;
+        self.is_used = true;
         let age = now.saturating_duration_since(asked_at);
         match (self.version, &self.failure) {
-            (Some(version), None) if age < API_VERSIONS_PERIOD => Some(Ok(version)),
+            (Some(version), None) => Some(Ok(version)),
             (Some(version), Some(_)) if age < API_PROBE_PERIOD => Some(Ok(version)),
             (None, Some(failure)) if asked_at > since => Some(Err(failure.clone())),
             _ => None,
         }
+    }
+
+    /// Returns whether the version is used and to be read again, while no pod waits.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let age = self.asked_at.map(|at| now.saturating_duration_since(at));
+        self.is_used && self.version.is_some() && age.is_some_and(|age| age >= API_VERSIONS_PERIOD)
     }
 
     /// A version counts until the API server says that it is not served: one that starts forbids for a moment what it allows.
@@ -121,6 +138,7 @@ impl ServedVersion {
         now: Instant,
     ) -> Result<DraVersion, ApiError> {
         self.asked_at = Some(now);
+        self.is_used = false;
         self.failure = asked.as_ref().err().cloned();
         match &asked {
             Ok(version) => self.version = Some(*version),
@@ -177,8 +195,14 @@ mod tests {
             served.known(after(600), after(600)),
             Some(Ok(DraVersion::V1))
         );
-        assert_eq!(served.known(after(620), after(620)), None);
+        assert!(!served.is_due(after(619)) && served.is_due(after(620)));
+        assert_eq!(
+            served.known(after(620), after(620)),
+            Some(Ok(DraVersion::V1)),
+            "no request waits for it"
+        );
         assert_eq!(served.learn(gone(), after(630)), Ok(DraVersion::V1));
+        assert!(!served.is_due(after(9999)), "no request used it since");
         assert_eq!(
             served.known(after(640), after(640)),
             Some(Ok(DraVersion::V1))

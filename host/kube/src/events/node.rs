@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use kube::runtime::events::{Event, EventType};
-use tokio::sync::broadcast::error::RecvError;
 
 use super::{Events, camel_case, named, warning};
 use nodedock_base::changes::Changes;
@@ -21,7 +20,7 @@ pub fn publish_conditions(
     conditions: Conditions,
     changes: &Changes,
 ) {
-    let mut changes = changes.listen();
+    let mut changes = changes.signal_of(ChangedKind::Node);
     tasks.spawn_until_stopped("node-events", async move {
         let mut known = Messages::new();
         loop {
@@ -35,13 +34,8 @@ pub fn publish_conditions(
                 events.publish(events.node(), event);
             }
             known = now;
-            loop {
-                match changes.recv().await {
-                    Ok(change) if change.kind == ChangedKind::Node => break,
-                    Ok(_) => {}
-                    Err(RecvError::Lagged(_)) => break,
-                    Err(RecvError::Closed) => return,
-                }
+            if changes.changed().await.is_err() {
+                return;
             }
         }
     });

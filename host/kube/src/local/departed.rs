@@ -9,14 +9,13 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, Preconditions};
 use kube::{Api, ResourceExt};
-use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::client::{ApiError, ErrorKind, KubeClient};
 use crate::slices::has_our_label;
 use nodedock_base::backoff::Backoff;
-use nodedock_base::changes::Changes;
-use nodedock_model::{Changed, ChangedKind, DriverName, ObjectName};
+use nodedock_base::signal::Listener;
+use nodedock_model::{DriverName, ObjectName};
 
 /// Time that slices stay without a connection to their driver. That of a kubelet.
 const WIPE_DELAY: Duration = Duration::from_secs(30);
@@ -69,7 +68,7 @@ impl Wipes {
 pub(super) async fn wipe(
     client: KubeClient,
     node: ObjectName,
-    mut changes: broadcast::Receiver<Changed>,
+    mut drivers: Listener,
     connected: impl Fn() -> BTreeSet<DriverName>,
 ) {
     let mut wipes = Wipes::new(connected(), Instant::now());
@@ -82,7 +81,7 @@ pub(super) async fn wipe(
             }
         };
         tokio::select! {
-            () = Changes::next_of(&mut changes, ChangedKind::Driver) => wipes.see(connected(), Instant::now()),
+            Ok(()) = drivers.changed() => wipes.see(connected(), Instant::now()),
             () = due => {
                 let now = Instant::now();
                 wipes.see(connected(), now);
@@ -150,6 +149,8 @@ mod tests {
 
     use super::*;
     use crate::client::tests::over;
+    use nodedock_base::changes::Changes;
+    use nodedock_model::ChangedKind;
 
     const NODE: &str = "node-1";
 
@@ -191,9 +192,12 @@ mod tests {
             let connected = Arc::new(Mutex::new(drivers(connected)));
             let (changes, seen) = (Changes::default(), connected.clone());
             let node = ObjectName::new(NODE).unwrap();
-            let work = wipe(over(&server), node, changes.listen(), move || {
-                seen.lock().clone()
-            });
+            let work = wipe(
+                over(&server),
+                node,
+                changes.signal_of(ChangedKind::Driver),
+                move || seen.lock().clone(),
+            );
             let task = tokio::spawn(work);
             Self {
                 server,

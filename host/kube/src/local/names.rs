@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 use super::View;
 use super::processes::PROCESS_ANNOTATION;
+use nodedock_base::rest::rest_after;
 use nodedock_model::ObjectRef;
 
 /// Namespace of the claims that containers may name.
@@ -67,13 +70,16 @@ impl NamesListener {
     /// Returns the names, the first time as they are and then after a change. `None`: there are no more changes.
     pub async fn next(&mut self) -> Option<LocalNames> {
         loop {
+            let began = Instant::now();
             let names = LocalNames::of(&self.views.borrow_and_update().clone());
+            let rest = rest_after(began, Duration::ZERO);
             if self.last.as_ref() != Some(&names) {
                 self.last = Some(names.clone());
                 return Some(names);
             }
             // no error: without a sender the daemon ends
             self.views.changed().await.ok()?;
+            sleep(rest).await;
         }
     }
 }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationResult, DeviceClass, DeviceRequestAllocationResult,
-    ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate, ResourceSlice,
+    AllocationResult, DeviceClass, ResourceClaim, ResourceClaimConsumerReference,
+    ResourceClaimTemplate, ResourceSlice,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use nodedock_allocator::allocate::{
     DeviceHolds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate_or_never,
 };
 
+use rpds::RedBlackTreeMapSync;
 use uuid::Uuid;
 
+use super::node_claims::{NodeChanges, NodeClaims};
 use super::objects::{Change, Key, ObjectEvent, key, version};
 use super::{UnmadeClaim, default_classes, names};
-use crate::pools::NodePools;
-use nodedock_model::{AllocatedDevice, ClaimRecord, Hold, ObjectRef};
+use nodedock_model::ObjectRef;
 
 /// Keeps an allocated claim until it is unprepared, as Kubernetes' scheduler has it.
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -29,89 +29,6 @@ pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// Pods of a claim that waits that are shown with it.
 const PODS_SHOWN_MAX: usize = 8;
-
-/// Claims that the node has prepared, as opposed to the objects of the API.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct NodeUse {
-    /// UIDs of pods that have prepared claims.
-    pub pods: BTreeSet<String>,
-    /// UIDs of claims that are prepared or on the way, with their devices under the names that slices have.
-    pub claims: BTreeMap<String, AllocationResult>,
-    /// Devices and hardware that these claims keep from others, by the UID of the claim.
-    pub holds: BTreeMap<String, Vec<Hold>>,
-    /// Namespace and name of these claims, by UID.
-    pub names: BTreeMap<String, (String, String)>,
-}
-
-impl NodeUse {
-    /// Collects the claims that a node has, with the names of pools that slices have.
-    pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
-        let claims = records.iter().map(|record| {
-            let results = record
-                .allocation
-                .devices
-                .iter()
-                .map(|of| device_result(record, of, pools))
-                .collect();
-            let devices = DeviceAllocationResult {
-                config: None,
-                results: Some(results),
-            };
-            let allocation = AllocationResult {
-                devices: Some(devices),
-                ..AllocationResult::default()
-            };
-            (record.id.uid.to_string(), allocation)
-        });
-        Self {
-            pods: records
-                .iter()
-                .flat_map(|record| record.pods.keys())
-                .map(ToString::to_string)
-                .collect(),
-            claims: claims.collect(),
-            holds: records
-                .iter()
-                .map(|record| (record.id.uid.to_string(), record.holds.clone()))
-                .collect(),
-            names: records
-                .iter()
-                .map(|record| {
-                    let ObjectRef {
-                        namespace,
-                        name,
-                        uid,
-                    } = &record.id;
-                    (uid.to_string(), (namespace.to_string(), name.to_string()))
-                })
-                .collect(),
-        }
-    }
-}
-
-fn device_result(
-    record: &ClaimRecord,
-    device: &AllocatedDevice,
-    pools: &NodePools,
-) -> DeviceRequestAllocationResult {
-    DeviceRequestAllocationResult {
-        request: device.request.clone(),
-        driver: device.driver.to_string(),
-        pool: pools
-            .published_in(record, &device.driver, &device.pool)
-            .to_string(),
-        device: device.device.to_string(),
-        admin_access: device.admin_access.then_some(true),
-        share_id: device.share_id.clone(),
-        consumed_capacity: (!device.consumed.is_empty()).then(|| {
-            let consumed = device.consumed.iter();
-            consumed
-                .map(|(name, amount)| (name.clone(), Quantity(amount.clone())))
-                .collect()
-        }),
-        ..DeviceRequestAllocationResult::default()
-    }
-}
 
 /// A pod for which claims are about to be prepared, by UID, with its name.
 pub(super) type Reservations = BTreeMap<Key, BTreeMap<String, String>>;
@@ -145,15 +62,21 @@ pub(super) enum Step {
     Allocate(Arc<ResourceClaim>),
 }
 
+/// Place of a claim among those that wait: time of its creation, and its first resource version that was seen.
+type Place = (Option<Timestamp>, u64);
+
+/// Claims that are not allocated, in the order in which they are tried: root's before those of users, who may have many.
+pub(super) type Refusals = RedBlackTreeMapSync<(bool, Place, Key), Arc<NotAllocated>>;
+
 /// A claim, and since when it is here.
 struct Known {
     claim: Arc<ResourceClaim>,
-    /// Its place among claims that wait: time of its creation, and its first resource version that was seen.
-    place: (Option<Timestamp>, u64),
+    place: Place,
     /// Why it was not allocated, and in which epoch.
     refused: Option<(u64, Arc<NotAllocated>)>,
 }
 
+/// A change costs as much as it concerns: no decision looks at every claim.
 pub(super) struct LocalClaimsState {
     node: NodeRef,
     slices: BTreeMap<Key, Arc<ResourceSlice>>,
@@ -161,9 +84,23 @@ pub(super) struct LocalClaimsState {
     claims: BTreeMap<Key, Known>,
     templates: BTreeMap<Key, Arc<ResourceClaimTemplate>>,
     pods: BTreeMap<Key, Arc<Pod>>,
-    node_use: NodeUse,
-    /// UIDs of claims with devices.
-    allocated: BTreeSet<String>,
+    index: ClaimIndex,
+    /// Pods that use each claim, by UID, with their names.
+    users: Reservations,
+    /// Pods changed, or templates or claims of them, since `users` was read.
+    are_users_old: bool,
+    /// A step may be due for a pod.
+    are_pods_open: bool,
+    /// Claims for which a step may be due: those that are not here were looked at, and nothing that concerns them has changed.
+    pub(super) open: BTreeSet<Key>,
+    /// Epoch in which the claims that wait were looked at.
+    open_epoch: u64,
+    /// Reservations as they were in the last decision.
+    reserved: Reservations,
+    pub(super) prepared: NodeClaims,
+    /// The claims, for those who read them.
+    shown_claims: RedBlackTreeMapSync<Key, Arc<ResourceClaim>>,
+    refusals: Refusals,
     /// Counts changes of claims, of why they have no devices, of their pods, of prepared claims, and of classes.
     pub(super) shown: u64,
     /// None: slices changed.
@@ -178,6 +115,67 @@ pub(super) struct LocalClaimsState {
     epoch: u64,
     /// Kinds whose first list is not complete yet.
     unlisted: BTreeSet<&'static str>,
+}
+
+/// Keys of claims by what they have.
+#[derive(Default)]
+struct ClaimIndex {
+    uids: BTreeMap<String, Key>,
+    /// By the UID of a consumer.
+    consumers: BTreeMap<String, BTreeSet<Key>>,
+    /// By the UID of the pod that they were made for, and its name of the claim.
+    made: BTreeMap<(String, String), BTreeSet<Key>>,
+    /// Those that are not allocated.
+    waiting: BTreeSet<Key>,
+}
+
+impl ClaimIndex {
+    fn add(&mut self, key: &Key, claim: &ResourceClaim) {
+        self.uids.extend(claim.uid().map(|uid| (uid, key.clone())));
+        for consumer in consumers(claim) {
+            let of_consumer = self.consumers.entry(consumer.uid.clone()).or_default();
+            of_consumer.insert(key.clone());
+        }
+        for made in made_for(claim) {
+            self.made.entry(made).or_default().insert(key.clone());
+        }
+        if allocation(claim).is_none() {
+            self.waiting.insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, key: &Key, claim: &ResourceClaim) {
+        if let Some(uid) = claim.uid() {
+            self.uids.remove(&uid);
+        }
+        for consumer in consumers(claim) {
+            remove_from(&mut self.consumers, &consumer.uid, key);
+        }
+        for made in made_for(claim) {
+            remove_from(&mut self.made, &made, key);
+        }
+        self.waiting.remove(key);
+    }
+}
+
+fn remove_from<K: Ord>(index: &mut BTreeMap<K, BTreeSet<Key>>, of: &K, key: &Key) {
+    if let Some(keys) = index.get_mut(of) {
+        keys.remove(key);
+        if keys.is_empty() {
+            index.remove(of);
+        }
+    }
+}
+
+/// UIDs of the pods that a claim was made for, each with the pod's name of the claim.
+fn made_for(claim: &ResourceClaim) -> Vec<(String, String)> {
+    let Some(name) = claim.annotations().get(POD_CLAIM) else {
+        return Vec::new();
+    };
+    let owners = claim.owner_references().iter();
+    owners
+        .map(|owner| (owner.uid.clone(), name.clone()))
+        .collect()
 }
 
 pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
@@ -240,8 +238,16 @@ impl LocalClaimsState {
             claims: BTreeMap::new(),
             templates: BTreeMap::new(),
             pods: BTreeMap::new(),
-            node_use: NodeUse::default(),
-            allocated: BTreeSet::new(),
+            index: ClaimIndex::default(),
+            users: Reservations::new(),
+            are_users_old: true,
+            are_pods_open: true,
+            open: BTreeSet::new(),
+            open_epoch: 0,
+            reserved: Reservations::new(),
+            prepared: NodeClaims::default(),
+            shown_claims: RedBlackTreeMapSync::default(),
+            refusals: Refusals::default(),
             shown: 0,
             inventory: None,
             in_use: InUse::default(),
@@ -306,6 +312,7 @@ impl LocalClaimsState {
                     });
                 // Pods whose claims cannot be made are shown.
                 self.shown += 1;
+                self.pods_changed();
                 put(&mut self.templates, seen);
             }
             Change::Pod(seen) => {
@@ -321,6 +328,7 @@ impl LocalClaimsState {
                     ObjectEvent::Gone(_) | ObjectEvent::Only(..) => true,
                 };
                 self.shown += u64::from(is_shown);
+                self.pods_changed();
                 put(&mut self.pods, seen);
             }
             Change::Node(ObjectEvent::Is(node)) if node.name_any() == self.node.name => {
@@ -346,120 +354,131 @@ impl LocalClaimsState {
     /// A claim as a watch or a write showed it: the older of two is left out.
     pub(super) fn put_claim(&mut self, claim: Arc<ResourceClaim>) {
         let key = key(&*claim);
-        let before = self.claims.get(&key);
-        if before.is_some_and(|before| {
+        let known = self.claims.get(&key);
+        if known.is_some_and(|before| {
             before.claim.uid() == claim.uid() && version(&*before.claim) >= version(&*claim)
         }) {
             return;
         }
-        let place = before
-            .filter(|before| before.claim.uid() == claim.uid())
-            .map(|before| before.place);
+        let before = self.take_out(&key);
+        let before = before.as_ref();
+        let same = before.filter(|before| before.claim.uid() == claim.uid());
         let created = claim.creation_timestamp().map(|time| time.0);
-        let place = place.unwrap_or_else(|| (created, version(&*claim)));
-        let before = before.map(|before| before.claim.clone());
-        let is_same_use = before.as_ref().is_some_and(|before| {
-            before.uid() == claim.uid() && allocation(before) == allocation(&claim)
-        });
+        let place = same.map_or_else(|| (created, version(&*claim)), |before| before.place);
+        let is_same_use =
+            same.is_some_and(|before| allocation(&before.claim) == allocation(&claim));
+        if before
+            .map(|before| made_for(&before.claim))
+            .unwrap_or_default()
+            != made_for(&claim)
+        {
+            self.pods_changed();
+        }
+        self.index.add(&key, &claim);
+        self.shown_claims.insert_mut(key.clone(), claim.clone());
+        let uid = claim.uid();
+        let known = Known {
+            claim,
+            place,
+            refused: None,
+        };
+        self.claims.insert(key.clone(), known);
+        self.shown += 1;
+        self.open.insert(key);
         if !is_same_use {
             if let Some(before) = before {
-                self.end_use(&before);
+                self.end_use(&before.claim);
             }
-            if let (Some(uid), Some(allocation)) = (claim.uid(), allocation(&claim)) {
-                self.in_use.add(&uid, allocation);
-                self.allocated.insert(uid);
-            }
-        }
-        self.shown += 1;
-        self.claims.insert(
-            key,
-            Known {
-                claim,
-                place,
-                refused: None,
-            },
-        );
-        if !is_same_use {
-            self.use_foreign();
+            uid.into_iter().for_each(|uid| self.use_of(&uid));
         }
     }
 
+    /// Takes out a claim, with what is known of it, but for what it uses.
+    fn take_out(&mut self, key: &Key) -> Option<Known> {
+        let known = self.claims.remove(key)?;
+        self.index.remove(key, &known.claim);
+        self.shown_claims.remove_mut(key);
+        self.refusals.remove_mut(&refusal_key(key, &known));
+        Some(known)
+    }
+
     fn remove_claim(&mut self, key: &Key) {
-        if let Some(before) = self.claims.remove(key) {
+        if let Some(before) = self.take_out(key) {
             self.shown += 1;
+            if !made_for(&before.claim).is_empty() {
+                self.pods_changed();
+            }
             self.end_use(&before.claim);
-            self.use_foreign();
         }
     }
 
     fn end_use(&mut self, claim: &ResourceClaim) {
-        if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
+        let Some(uid) = claim.uid() else { return };
+        if allocation(claim).is_some() {
             self.refused.remove(&uid);
-            self.in_use.remove(&uid);
-            self.allocated.remove(&uid);
             self.epoch += 1;
         }
+        self.use_of(&uid);
     }
 
-    pub(super) fn set_node_use(&mut self, node_use: NodeUse) {
-        self.refused
-            .retain(|uid| !node_use.claims.contains_key(uid));
-        if node_use == self.node_use {
-            return;
+    /// Counts again what a claim has: by its object, or as the node has prepared it if it has no allocated object, as claims of manifests and
+    /// those whose object is gone; and the hardware that it has since it is prepared.
+    fn use_of(&mut self, uid: &str) {
+        self.in_use.remove(uid);
+        let key = self.index.uids.get(uid);
+        let object = key.and_then(|key| allocation(&self.claims.get(key)?.claim));
+        let prepared = self.prepared.claim(uid);
+        if let Some(allocation) = object.or(prepared.map(|prepared| &prepared.allocation)) {
+            self.in_use.add(uid, allocation);
         }
-        let is_freed = self
-            .node_use
-            .claims
-            .keys()
-            .any(|uid| !node_use.claims.contains_key(uid));
-        for uid in self.node_use.claims.keys() {
-            self.in_use.remove(uid);
+        if let Some(prepared) = prepared {
+            self.in_use.hold(uid, &prepared.holds);
         }
-        self.node_use = node_use;
-        self.shown += 1;
-        for known in self.claims.values() {
-            if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
-                self.in_use.remove(&uid);
-                self.in_use.add(&uid, allocation);
+        // Claims whose hardware it has may have to be allocated again.
+        let others = self.in_use.in_the_way(uid).chain([uid]);
+        let keys = others.filter_map(|uid| self.index.uids.get(uid));
+        self.open.extend(keys.cloned());
+    }
+
+    /// Has all pods looked at.
+    pub(super) fn pods_changed(&mut self) {
+        (self.are_users_old, self.are_pods_open) = (true, true);
+    }
+
+    /// Takes changes of what the node has prepared.
+    pub(super) fn follow_node(&mut self, changes: NodeChanges) {
+        for (uid, before) in self.prepared.follow(changes) {
+            self.shown += 1;
+            let now = self.prepared.claim(&uid);
+            let pods = before.iter().chain(now).flat_map(|claim| &claim.pods);
+            let of_pods = pods.filter_map(|pod| self.index.consumers.get(pod));
+            self.open.extend(of_pods.flatten().cloned());
+            if now.is_some() {
+                self.refused.remove(&uid);
+            } else {
+                self.epoch += 1;
             }
-        }
-        self.use_foreign();
-        if is_freed {
-            self.epoch += 1;
+            self.use_of(&uid);
         }
     }
 
     /// Sets what devices keep from others by their hardware.
     pub(super) fn set_device_holds(&mut self, of_devices: Arc<DeviceHolds>) {
-        if *of_devices != *self.of_devices {
+        if !Arc::ptr_eq(&of_devices, &self.of_devices) && *of_devices != *self.of_devices {
             self.of_devices = of_devices;
             self.use_all();
             self.epoch += 1;
         }
     }
 
-    /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone; and the hardware that
-    /// prepared claims have.
-    fn use_foreign(&mut self) {
-        for (uid, allocation) in self
-            .node_use
-            .claims
-            .iter()
-            .filter(|(uid, _)| !self.allocated.contains(*uid))
-        {
-            self.in_use.remove(uid);
-            self.in_use.add(uid, allocation);
-        }
-        self.node_use
-            .holds
-            .iter()
-            .for_each(|(uid, holds)| self.in_use.hold(uid, holds));
-    }
-
     /// A prepare of a claim was refused, because others have its devices.
     pub(super) fn refuse(&mut self, uid: String) {
-        // One that has no devices by now gets others anyway.
-        if self.allocated.contains(&uid) {
+        let Some(key) = self.index.uids.get(&uid) else {
+            return;
+        };
+        // One that has no devices by now gets others anyway, and one that is prepared keeps its own.
+        if !self.index.waiting.contains(key) && self.prepared.claim(&uid).is_none() {
+            self.open.insert(key.clone());
             self.refused.insert(uid);
         }
     }
@@ -467,14 +486,10 @@ impl LocalClaimsState {
     /// Returns whether a claim that is not prepared is allocated something that others have: a prepare was refused for it, or a prepared
     /// claim has its hardware, which was not known when it was allocated.
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
-        let prepared = &self.node_use.claims;
+        let is_prepared = |uid: &str| self.prepared.claim(uid).is_some();
         claim.uid().is_some_and(|uid| {
-            !prepared.contains_key(&uid)
-                && (self.refused.contains(&uid)
-                    || self
-                        .in_use
-                        .in_the_way(&uid)
-                        .any(|other| prepared.contains_key(other)))
+            !is_prepared(&uid)
+                && (self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared))
         })
     }
 
@@ -483,34 +498,20 @@ impl LocalClaimsState {
         self.classes.keys().map(|(_, name)| name.as_str())
     }
 
-    pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {
-        self.claims.values().map(|known| &known.claim)
+    /// Returns the claims as they are now: a copy costs nothing.
+    pub(super) fn claims(&self) -> RedBlackTreeMapSync<Key, Arc<ResourceClaim>> {
+        self.shown_claims.clone()
     }
 
-    /// Returns the claims that are not allocated, in the order in which they are tried, and why.
-    pub(super) fn refusals(&self) -> Vec<(Key, Arc<NotAllocated>)> {
-        let refused = self.claims.iter().filter_map(|(key, known)| {
-            let (_, why) = known.refused.as_ref()?;
-            let place = (names::is_of_user(&known.claim), known.place);
-            Some((place, key.clone(), why.clone()))
-        });
-        let mut refused: Vec<_> = refused.collect();
-        refused.sort_by_key(|(place, ..)| *place);
-        refused
-            .into_iter()
-            .map(|(_, key, why)| (key, why))
-            .collect()
-    }
-
-    /// Returns the names of the claims that the node has prepared, by UID.
-    pub(super) fn prepared_names(&self) -> BTreeMap<String, Key> {
-        self.node_use.names.clone()
+    /// Returns the claims that are not allocated, and why: a copy costs nothing.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.refusals.clone()
     }
 
     /// Returns the pods that name claims which are not allocated, at most [`PODS_SHOWN_MAX`] for each.
     pub(super) fn pods_of_refused(&self) -> BTreeMap<Key, Vec<ObjectRef>> {
         let mut pods: BTreeMap<Key, Vec<ObjectRef>> = BTreeMap::new();
-        if self.claims.values().all(|known| known.refused.is_none()) {
+        if self.refusals.is_empty() {
             return pods;
         }
         for pod in self.pods.values().filter(|pod| !is_over(pod)) {
@@ -537,20 +538,13 @@ impl LocalClaimsState {
         if !self.unlisted.is_empty() {
             return Vec::new();
         }
-        // Of pods, by UID, the claims that were made.
-        let mut made = BTreeSet::new();
-        for known in self.claims.values() {
-            let Some(name) = known.claim.annotations().get(POD_CLAIM) else {
-                continue;
-            };
-            let owners = known.claim.owner_references().iter();
-            made.extend(owners.map(|owner| (owner.uid.as_str(), name.as_str())));
-        }
-        let (made, mut unmade) = (&made, Vec::new());
+        let mut unmade = Vec::new();
         for pod in self.pods.values().filter(|pod| !is_over(pod)) {
-            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            let is_made =
-                |reference: &&PodResourceClaim| made.contains(&(uid, reference.name.as_str()));
+            let uid = pod.uid().unwrap_or_default();
+            let is_made = |reference: &&PodResourceClaim| {
+                let made = (uid.clone(), reference.name.clone());
+                self.index.made.contains_key(&made)
+            };
             let open = references(pod).filter(|reference| !is_made(reference));
             unmade.extend(open.filter_map(|reference| self.unmade_claim(pod, reference)));
         }
@@ -583,46 +577,46 @@ impl LocalClaimsState {
     /// Returns the steps to be taken now, in this order. There are none before everything was listed once.
     ///
     /// Claims that had too many combinations are tried after all others, one at a time, so that their searches delay no other claim.
-    pub(super) fn steps(&self, reservations: &Reservations) -> Vec<Step> {
+    pub(super) fn steps(&mut self, reservations: &Reservations) -> Vec<Step> {
         if !self.unlisted.is_empty() {
             return Vec::new();
+        }
+        self.read_users();
+        self.take_reservations(reservations);
+        if self.open_epoch != self.epoch {
+            self.open_epoch = self.epoch;
+            self.open.extend(self.index.waiting.iter().cloned());
         }
         let made = (!self.has_node).then_some(Step::MakeNode);
         let mut steps: Vec<Step> = made.into_iter().collect();
         steps.extend(self.steps_of_classes());
-        steps.extend(self.pods.values().flat_map(|pod| self.steps_of_pod(pod)));
-        let (mut waiting, mut complex) = (Vec::new(), Vec::new());
-        for (key, known) in &self.claims {
+        steps.extend(self.steps_of_pods());
+        let (mut waiting, mut complex, mut open) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for key in std::mem::take(&mut self.open) {
+            let Some(known) = self.claims.get(&key) else {
+                continue;
+            };
             let claim = &known.claim;
-            if allocation(claim).is_none() {
-                if is_ending(&**claim) {
-                    let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
-                    let is_free = is_protected && self.may_release(claim, reservations);
-                    steps.extend(is_free.then(|| Step::Release(claim.clone())));
-                    continue;
-                }
+            let is_open = if allocation(claim).is_none() && !is_ending(&**claim) {
                 match &known.refused {
-                    Some((epoch, _)) if *epoch == self.epoch => {}
+                    Some((epoch, _)) if *epoch == self.epoch => false,
                     Some((epoch, why)) if why.kind == NotAllocatedKind::TooComplex => {
                         complex.push((*epoch, known.place, claim));
+                        true
                     }
-                    _ => waiting.push((known.place, claim)),
+                    _ => {
+                        waiting.push((known.place, claim));
+                        true
+                    }
                 }
-                continue;
-            }
-            let wanted = self.consumers_of(key, claim, reservations.get(key));
-            if is_ending(&**claim) && self.is_unused(claim, &wanted) {
-                steps.push(Step::Release(claim.clone()));
-            } else if !is_ending(&**claim)
-                && !reservations.contains_key(key)
-                && self.is_taken(claim)
-            {
-                steps.push(Step::Withdraw(claim.clone()));
-            } else if wanted != consumers(claim) {
-                steps.push(Step::Reserve {
-                    claim: claim.clone(),
-                    consumers: wanted,
-                });
+            } else {
+                let step = self.step_of(&key, claim, reservations);
+                let is_open = step.is_some();
+                steps.extend(step);
+                is_open
+            };
+            if is_open {
+                open.insert(key);
             }
         }
         // Root's before those of users, who may have many.
@@ -637,6 +631,68 @@ impl LocalClaimsState {
                 .chain(complex)
                 .map(|claim| Step::Allocate(claim.clone())),
         );
+        self.open = open;
+        steps
+    }
+
+    /// The next step for a claim that does not wait for devices.
+    fn step_of(
+        &self,
+        key: &Key,
+        claim: &Arc<ResourceClaim>,
+        reservations: &Reservations,
+    ) -> Option<Step> {
+        let wanted = self.consumers_of(key, claim, reservations.get(key));
+        if allocation(claim).is_none() {
+            let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
+            let is_free = is_protected && self.is_unused(claim, &wanted);
+            return is_free.then(|| Step::Release(claim.clone()));
+        }
+        if is_ending(&**claim) && self.is_unused(claim, &wanted) {
+            Some(Step::Release(claim.clone()))
+        } else if !is_ending(&**claim) && !reservations.contains_key(key) && self.is_taken(claim) {
+            Some(Step::Withdraw(claim.clone()))
+        } else if wanted != consumers(claim) {
+            let claim = claim.clone();
+            Some(Step::Reserve {
+                claim,
+                consumers: wanted,
+            })
+        } else {
+            None
+        }
+    }
+
+    /// Reads which pods use which claims, if that may have changed.
+    fn read_users(&mut self) {
+        if !std::mem::take(&mut self.are_users_old) {
+            return;
+        }
+        let mut users = Reservations::new();
+        for pod in self.pods.values().filter(|pod| !is_over(pod)) {
+            let Some(uid) = pod.uid() else { continue };
+            let namespace = pod.namespace().unwrap_or_default();
+            for claim in references(pod).filter_map(|reference| self.name_of(pod, reference)) {
+                let of_claim = users.entry((namespace.clone(), claim)).or_default();
+                of_claim.insert(uid.clone(), pod.name_any());
+            }
+        }
+        let before = std::mem::replace(&mut self.users, users);
+        self.open.extend(differing(&before, &self.users));
+    }
+
+    fn take_reservations(&mut self, reservations: &Reservations) {
+        self.open.extend(differing(&self.reserved, reservations));
+        self.reserved.clone_from(reservations);
+    }
+
+    fn steps_of_pods(&mut self) -> Vec<Step> {
+        if !self.are_pods_open {
+            return Vec::new();
+        }
+        let steps = self.pods.values().flat_map(|pod| self.steps_of_pod(pod));
+        let steps: Vec<_> = steps.collect();
+        self.are_pods_open = !steps.is_empty();
         steps
     }
 
@@ -664,7 +720,12 @@ impl LocalClaimsState {
     }
 
     /// Returns whether a claim may still be released, as it was decided.
-    pub(super) fn may_release(&self, claim: &ResourceClaim, reservations: &Reservations) -> bool {
+    pub(super) fn may_release(
+        &mut self,
+        claim: &ResourceClaim,
+        reservations: &Reservations,
+    ) -> bool {
+        self.read_users();
         let key = key(claim);
         self.is_unused(
             claim,
@@ -673,13 +734,10 @@ impl LocalClaimsState {
     }
 
     fn is_unused(&self, claim: &ResourceClaim, wanted: &[ResourceClaimConsumerReference]) -> bool {
-        wanted.is_empty() && !self.is_prepared(claim)
-    }
-
-    fn is_prepared(&self, claim: &ResourceClaim) -> bool {
-        claim
+        let is_prepared = claim
             .uid()
-            .is_some_and(|uid| self.node_use.claims.contains_key(&uid))
+            .is_some_and(|uid| self.prepared.claim(&uid).is_some());
+        wanted.is_empty() && !is_prepared
     }
 
     /// The consumers that a claim has, without those that are gone and with those that came, in the order they came.
@@ -690,17 +748,11 @@ impl LocalClaimsState {
         reserving: Option<&BTreeMap<String, String>>,
     ) -> Vec<ResourceClaimConsumerReference> {
         let mut users: BTreeMap<String, String> = reserving.cloned().unwrap_or_default();
-        let pods = self
-            .pods
-            .values()
-            .filter(|pod| pod.namespace().as_deref() == Some(key.0.as_str()));
-        for pod in pods.filter(|pod| !is_over(pod) && self.uses(pod, &key.1)) {
-            users.extend(pod.uid().map(|uid| (uid, pod.name_any())));
-        }
+        users.extend(self.users.get(key).cloned().unwrap_or_default());
         let kept = consumers(claim).iter().filter(|consumer| {
             // What is no pod is released by who reserved it.
             consumer.resource != "pods"
-                || self.node_use.pods.contains(&consumer.uid)
+                || self.prepared.uses(&consumer.uid)
                 || users.contains_key(&consumer.uid)
         });
         let mut wanted: Vec<_> = kept.cloned().collect();
@@ -722,11 +774,6 @@ impl LocalClaimsState {
         wanted
     }
 
-    /// Returns whether a pod uses the claim of that name.
-    fn uses(&self, pod: &Pod, claim: &str) -> bool {
-        references(pod).any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
-    }
-
     /// The ResourceClaim of a pod's claim: the one that it names, or that was made for it.
     fn name_of(&self, pod: &Pod, reference: &PodResourceClaim) -> Option<String> {
         named(pod, reference).or_else(|| self.made_for(pod, &reference.name))
@@ -734,24 +781,10 @@ impl LocalClaimsState {
 
     /// The claim that was made for a pod's claim, whether its status says so already or not.
     fn made_for(&self, pod: &Pod, pod_claim: &str) -> Option<String> {
-        let uid = pod.uid()?;
         let namespace = pod.namespace().unwrap_or_default();
-        let mut claims = self
-            .claims
-            .values()
-            .filter(|known| known.claim.namespace().as_deref() == Some(&namespace));
-        let made = claims.find(|known| {
-            let claim = &known.claim;
-            claim
-                .annotations()
-                .get(POD_CLAIM)
-                .is_some_and(|name| name == pod_claim)
-                && claim
-                    .owner_references()
-                    .iter()
-                    .any(|owner| owner.uid == uid)
-        });
-        made.map(|known| known.claim.name_any())
+        let made = self.index.made.get(&(pod.uid()?, pod_claim.to_owned()))?;
+        let mut made = made.iter().filter(|(of, _)| *of == namespace);
+        made.next().map(|(_, name)| name.clone())
     }
 
     fn steps_of_pod(&self, pod: &Arc<Pod>) -> Vec<Step> {
@@ -791,7 +824,7 @@ impl LocalClaimsState {
         steps
     }
 
-    /// Takes out what an allocation needs. It has to end with [`Self::end_allocation`], or with [`Self::lost_allocation`].
+    /// Takes out what an allocation needs. It has to end with [`Self::end_allocation`], or with [`Self::use_all`].
     pub(super) fn begin_allocation(
         &mut self,
         claim: &Arc<ResourceClaim>,
@@ -817,29 +850,36 @@ impl LocalClaimsState {
     ) -> Result<AllocationResult, Arc<NotAllocated>> {
         self.in_use = done.in_use;
         done.result.map_err(|refusal| {
-            let refusal = Arc::new(refusal);
-            if let Some(known) = self.claims.get_mut(&key(&*done.claim)) {
+            let (key, refusal) = (key(&*done.claim), Arc::new(refusal));
+            if let Some(known) = self.claims.get_mut(&key) {
                 known.refused = Some((self.epoch, refusal.clone()));
+                let place = refusal_key(&key, known);
+                self.refusals.insert_mut(place, refusal.clone());
                 self.shown += 1;
             }
             refusal
         })
     }
 
-    /// An allocation did not end: what it took out is made again.
-    pub(super) fn lost_allocation(&mut self) {
-        self.use_all();
-    }
-
-    fn use_all(&mut self) {
+    /// Counts again what all claims have, also after an allocation that did not end.
+    pub(super) fn use_all(&mut self) {
         self.in_use = InUse::new(self.of_devices.clone());
-        for known in self.claims.values() {
-            if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
-                self.in_use.add(&uid, allocation);
-            }
-        }
-        self.use_foreign();
+        let uids = self.index.uids.keys().chain(self.prepared.uids());
+        let uids: BTreeSet<_> = uids.cloned().collect();
+        uids.iter().for_each(|uid| self.use_of(uid));
     }
+}
+
+/// The claims that one of both has otherwise than the other.
+fn differing(one: &Reservations, other: &Reservations) -> BTreeSet<Key> {
+    let keys = one.keys().chain(other.keys());
+    keys.filter(|key| one.get(*key) != other.get(*key))
+        .cloned()
+        .collect()
+}
+
+fn refusal_key(key: &Key, known: &Known) -> (bool, Place, Key) {
+    (names::is_of_user(&known.claim), known.place, key.clone())
 }
 
 /// An allocation to be made, which may take some time.

@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use nodedock_model::ObjectRef;
 
 use super::WaitingClaim;
+use super::node_claims::{NodeChanges, NodeClaim};
 use super::objects::{Change, Key, ObjectEvent, key};
-use super::state::{
-    FINALIZER, LocalClaimsState, NodeUse, POD_CLAIM, Reservations, Step, allocation,
-};
+use super::state::{FINALIZER, LocalClaimsState, POD_CLAIM, Reservations, Step, allocation};
+use nodedock_model::Hold;
 
 /// The objects, and what the node has prepared.
 struct Machine {
@@ -29,6 +29,47 @@ struct Machine {
     pods: BTreeMap<Key, Pod>,
     node_use: NodeUse,
     reservations: Reservations,
+}
+
+/// What the node has prepared.
+#[derive(Clone, Default)]
+struct NodeUse {
+    /// Pods of any claim.
+    pods: BTreeSet<String>,
+    claims: BTreeMap<String, AllocationResult>,
+    holds: BTreeMap<String, Vec<Hold>>,
+}
+
+impl NodeUse {
+    fn changes(&self) -> NodeChanges {
+        let claims = self.claims.iter().map(|(uid, allocation)| NodeClaim {
+            allocation: allocation.clone(),
+            holds: self.holds.get(uid).cloned().unwrap_or_default(),
+            name: name(uid),
+            ..NodeClaim::default()
+        });
+        let claims = self.claims.keys().cloned().zip(claims.map(Some));
+        let pods = NodeClaim {
+            pods: self.pods.iter().cloned().collect(),
+            ..NodeClaim::default()
+        };
+        NodeChanges {
+            revision: 0,
+            is_all: true,
+            claims: claims
+                .chain([("of-other-claims".to_owned(), Some(pods))])
+                .collect(),
+        }
+    }
+}
+
+/// Claims that are not allocated, and why.
+fn refusals(state: &LocalClaimsState) -> Vec<(Key, Arc<NotAllocated>)> {
+    let refused = state.refusals();
+    let refused = refused.iter();
+    refused
+        .map(|((.., key), why)| (key.clone(), why.clone()))
+        .collect()
 }
 
 impl LocalClaimsState {
@@ -119,7 +160,7 @@ impl Machine {
             BTreeSet::from([(String::new(), "n".to_owned())]),
             u64::MAX,
         )));
-        self.state.set_node_use(self.node_use.clone());
+        self.state.follow_node(self.node_use.changes());
     }
 
     fn put_template(&mut self, template: &str) {
@@ -213,12 +254,12 @@ impl Machine {
             self.node_use.pods.insert(format!("pod-of-{uid}"));
             self.node_use.claims.insert(uid, result.clone());
         }
-        self.state.set_node_use(self.node_use.clone());
+        self.state.follow_node(self.node_use.changes());
     }
 
     fn unprepare_all(&mut self) {
         self.node_use = NodeUse::default();
-        self.state.set_node_use(NodeUse::default());
+        self.state.follow_node(NodeUse::default().changes());
     }
 
     /// Carries out what is decided, until nothing is.
@@ -231,9 +272,22 @@ impl Machine {
         panic!("it does not come to an end");
     }
 
+    /// The steps that are due, which are those that a look at every object finds.
+    fn steps(&mut self) -> Vec<Step> {
+        let steps = self.state.steps(&self.reservations);
+        self.state.pods_changed();
+        self.state.open.extend(self.claims.keys().cloned());
+        assert_eq!(
+            steps,
+            self.state.steps(&self.reservations),
+            "something is missed"
+        );
+        steps
+    }
+
     /// Returns whether there was anything to do.
     fn settle_one_round(&mut self) -> bool {
-        let steps = self.state.steps(&self.reservations);
+        let steps = self.steps();
         let is_any = !steps.is_empty();
         for step in steps {
             self.take(step);
@@ -389,8 +443,8 @@ fn hopeless_claims_are_known() {
     }
     machine.create_of("d", json!({ "deviceClassName": "none" }));
     machine.settle();
-    let refusals = machine.state.refusals().into_iter();
-    let kinds: Vec<_> = refusals
+    let refused = refusals(&machine.state).into_iter();
+    let kinds: Vec<_> = refused
         .map(|((_, name), why)| {
             let holder = why.devices.first().and_then(|device| device.claim.clone());
             (name, why.kind, holder)
@@ -419,14 +473,11 @@ fn claims_are_allocated_in_creation_order() {
         (machine.devices("c"), machine.devices("b")),
         (Some(vec!["d0".into()]), None)
     );
-    let refusals: BTreeMap<_, _> = machine.state.refusals().into_iter().collect();
-    assert_eq!(
-        refusals.keys().collect::<Vec<_>>(),
-        [&name("a"), &name("b")]
-    );
+    let refused: BTreeMap<_, _> = refusals(&machine.state).into_iter().collect();
+    assert_eq!(refused.keys().collect::<Vec<_>>(), [&name("a"), &name("b")]);
     assert!(
-        refusals[&name("a")].devices[0].reason.contains("in use"),
-        "{refusals:?}"
+        refused[&name("a")].devices[0].reason.contains("in use"),
+        "{refused:?}"
     );
     machine.restart(1);
     machine.delete("c");
@@ -474,7 +525,7 @@ fn device_prepared_outside_api_is_unavailable() {
         .node_use
         .claims
         .insert("of-a-manifest".into(), result);
-    machine.state.set_node_use(machine.node_use.clone());
+    machine.state.follow_node(machine.node_use.changes());
     machine.create("b", 1);
     machine.settle();
     assert_eq!(machine.devices("b"), None);
@@ -496,7 +547,7 @@ fn claim_is_reserved_for_its_pods() {
     // The prepare has ended, and the node has the pod.
     machine.reservations.clear();
     machine.node_use.pods.insert("u1".into());
-    machine.state.set_node_use(machine.node_use.clone());
+    machine.state.follow_node(machine.node_use.changes());
     let pod = json!({ "metadata": { "name": "two", "namespace": "default", "uid": "u2" },
         "spec": { "containers": [], "resourceClaims": [{ "name": "x", "resourceClaimName": "a" }] } });
     machine.put_pod(of(pod));
@@ -557,12 +608,12 @@ fn claim_created_during_list_is_kept() {
         BTreeSet::from([name("a")]),
         before,
     )));
-    assert_eq!(machine.state.claims().count(), 2);
+    assert_eq!(machine.state.claims().size(), 2);
     machine.state.apply(Change::Claim(ObjectEvent::Only(
         BTreeSet::from([name("a")]),
         machine.version,
     )));
-    assert_eq!(machine.state.claims().count(), 1);
+    assert_eq!(machine.state.claims().size(), 1);
 }
 
 #[test]
@@ -571,14 +622,14 @@ fn waiting_claim_retries_on_relevant_changes() {
     machine.create("a", 1);
     machine.create("b", 1);
     machine.settle();
-    let is_tried = |machine: &Machine| !machine.state.steps(&machine.reservations).is_empty();
+    let is_tried = |machine: &mut Machine| !machine.steps().is_empty();
     let mut labelled = machine.claims[&name("a")].clone();
     labelled.metadata.labels = Some(BTreeMap::from([("x".to_owned(), "y".to_owned())]));
     machine.put(labelled);
     machine.prepare("a");
-    assert!(!is_tried(&machine), "nothing became free");
+    assert!(!is_tried(&mut machine), "nothing became free");
     machine.list(2);
-    assert!(is_tried(&machine), "there are other devices");
+    assert!(is_tried(&mut machine), "there are other devices");
 }
 
 /// A selector that fails for a device without the attribute says nothing about devices in use: one that is freed may fit.
@@ -597,9 +648,7 @@ fn freed_device_retries_failed_selector() {
     machine.create_of("no-class", json!({ "deviceClassName": "none" }));
     machine.settle();
     let kinds = |machine: &Machine| {
-        machine
-            .state
-            .refusals()
+        refusals(&machine.state)
             .into_iter()
             .map(|((_, name), why)| (name, why.kind))
             .collect::<Vec<_>>()
@@ -625,24 +674,24 @@ fn complex_claims_are_retried_last() {
     for claim in ["complex", "other"] {
         machine.refuse(claim, NotAllocatedKind::TooComplex);
     }
-    let tried = |machine: &Machine| {
-        let steps = machine.state.steps(&machine.reservations);
+    let tried = |machine: &mut Machine| {
+        let steps = machine.steps();
         let name = |step: &Step| match step {
             Step::Allocate(claim) => claim.name_any(),
             other => panic!("{other:?}"),
         };
         steps.iter().map(name).collect::<Vec<_>>()
     };
-    assert_eq!(tried(&machine), ["a"], "nothing changed for the others");
+    assert_eq!(tried(&mut machine), ["a"], "nothing changed for the others");
     machine.settle();
     machine.delete("a");
     // The release.
     machine.settle_one_round();
     machine.create("b", 1);
-    assert_eq!(tried(&machine), ["b", "complex"]);
+    assert_eq!(tried(&mut machine), ["b", "complex"]);
     machine.refuse("complex", NotAllocatedKind::TooComplex);
     assert_eq!(
-        tried(&machine),
+        tried(&mut machine),
         ["b", "other"],
         "the one that was tried less recently"
     );
@@ -718,6 +767,28 @@ fn missing_template_is_awaited() {
         .state
         .apply(Change::Template(ObjectEvent::Gone(name("late"))));
     assert!(machine.state.unmade().is_empty());
+}
+
+/// What a decision looks at does not grow with the claims that nothing concerns.
+#[test]
+fn idle_claims_are_not_looked_at() {
+    const CLAIMS: usize = 300;
+    let mut machine = Machine::new(CLAIMS + 1);
+    for index in 0..CLAIMS {
+        machine.create(&format!("idle-{index}"), 1);
+    }
+    for _ in 0..3 {
+        let steps = machine.state.steps(&machine.reservations);
+        steps.into_iter().for_each(|step| machine.take(step));
+    }
+    assert_eq!(machine.state.open.len(), 0);
+    machine.create("a", 1);
+    machine.reservations.insert(
+        name("idle-7"),
+        BTreeMap::from([("u".to_owned(), "p".to_owned())]),
+    );
+    assert_eq!(machine.state.steps(&machine.reservations).len(), 2);
+    assert_eq!(machine.state.open.len(), 2);
 }
 
 #[test]

@@ -236,7 +236,7 @@ impl Writes {
         let allocation = state.begin_allocation(&claim, Timestamp::now());
         // A search takes up to a second, and may not hold up the thread of other tasks.
         let Ok(done) = tokio::task::spawn_blocking(move || allocation.run()).await else {
-            state.lost_allocation();
+            state.use_all();
             let words = format!("the allocation of claim {} did not end", claim.name_any());
             return Err(ApiError::new(ErrorKind::Invalid, words));
         };

@@ -14,7 +14,7 @@ use crate::rule::is_unprintable;
 use crate::{
     AttributeValue, CONTROL_NODES, Capacity, CapacityChoice, DEVICES, Device, DeviceName,
     DriverName, ExtendedResource, HealthReport, Inventory, NODE_KEY, PathPatterns, Pool, PoolName,
-    PoolScheduling, QualifiedName, UnparsedValue,
+    PoolScheduling, QualifiedName, SmallMap, UnparsedValue,
 };
 
 /// Converts an inventory. Without the driver's name, `name` and `driver/name` count as different attributes.
@@ -110,7 +110,7 @@ fn control_nodes(findings: &mut Findings, text: &str) -> Option<PathPatterns> {
 
 fn device(findings: &mut Findings, driver: Option<&DriverName>, device: super::Device) -> Device {
     let count = device.attributes.len() + device.capacities.len();
-    let (mut attributes, mut capacities) = (BTreeMap::new(), BTreeMap::new());
+    let (mut attributes, mut capacities) = (BTreeMap::new(), SmallMap::new());
     let shared = device.allow_multiple_allocations;
     if check::attribute_count(findings, count) {
         attributes = self::attributes(findings, driver, device.attributes);
@@ -223,8 +223,8 @@ fn capacities(
     driver: Option<&DriverName>,
     capacities: Vec<(String, Capacity)>,
     shared: bool,
-) -> BTreeMap<QualifiedName, Capacity> {
-    let (mut seen, mut all) = (BTreeSet::new(), BTreeMap::new());
+) -> SmallMap<QualifiedName, Capacity> {
+    let (mut seen, mut all) = (BTreeSet::new(), SmallMap::new());
     for (index, (name, capacity)) in capacities.into_iter().enumerate() {
         let step = || Step::Entry(Field::Capacities, index);
         let name = findings.at(step, |at| new_name(at, driver, &mut seen, &name));

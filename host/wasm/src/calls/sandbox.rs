@@ -214,7 +214,7 @@ impl Sandbox {
         state: CallState,
         guest: impl GuestCall<R>,
     ) -> BoxFuture<'static, (wasmtime::Result<R>, CallState)> {
-        let held = (permits, self.runtime.clock.tick());
+        let held = (permits, self.runtime.clock.begin());
         let (compiled, meter) = (Arc::clone(&self.compiled), Arc::clone(&state.meter));
         let mut store = self.store(state);
         Box::pin(meter.measure(Box::pin(async move {

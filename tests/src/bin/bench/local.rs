@@ -1,7 +1,8 @@
 //! Claims of the local API: from a claim's creation to its devices, and to its prepare, beside a prepare of a named device.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures::stream::FuturesUnordered;
 use futures::{StreamExt, stream};
 use nodedock_kube::local_client::LocalClient;
 use nodedock_proto::node::v1;
@@ -19,6 +20,9 @@ const DEVICES: usize = 4096;
 const OTHER_SLICES: usize = 8;
 const OTHER_DEVICES: usize = 113;
 const ALL_DEVICES: usize = DEVICES + OTHER_SLICES * OTHER_DEVICES;
+
+/// Claims that are made, and then deleted, in a second while another request is measured.
+const BULK_RATE: u32 = 500;
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     let [_, live, _] = size.live;
@@ -87,6 +91,105 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     );
     table.times("allocate and prepare it", &both, &row, "");
     deletions(size, table, &api).await;
+    behind_bulk(size, table, &api, &daemon).await;
+}
+
+/// Prepares of a claim that is allocated, while other claims are made and then deleted at [`BULK_RATE`]: the time that one request waits behind
+/// many of others.
+async fn behind_bulk(size: Size, table: &mut Table, api: &LocalClient, daemon: &Daemon) {
+    let count = size.burst.min(DEVICES / 4);
+    allocated(api, "behind").await;
+    let mut alone = Times::default();
+    let mut number = 0;
+    for _ in 0..size.single.min(count) {
+        number += 1;
+        prepare_behind(daemon, number, &mut alone).await;
+    }
+    let row = "prepare of an allocated claim of the local API";
+    table.times(row, &alone, "", "alone");
+    let mut uids = Vec::with_capacity(count);
+    let mut behind = Times::default();
+    let creates = at_rate(count, async |n| {
+        let name = format!("bulk-{n}");
+        let made = api
+            .create(&claim_of(&name), "default")
+            .await
+            .expect("a claim");
+        (
+            name,
+            made["metadata"]["uid"].as_str().expect("a UID").to_owned(),
+        )
+    });
+    tokio::select! {
+        made = creates => uids.extend(made),
+        () = prepares_behind(daemon, &mut number, &mut behind) => {}
+    }
+    let note = format!("{count} claims at {BULK_RATE}/s");
+    table.times(
+        "prepare behind creates of other claims",
+        &behind,
+        row,
+        &note,
+    );
+    for (name, _) in &uids {
+        api.until_allocated("default", name)
+            .await
+            .expect("there are devices");
+    }
+    let mut behind = Times::default();
+    let deletes = at_rate(count, async |n| {
+        let (name, uid) = &uids[n];
+        let deleted = api.delete_claim("default", name, Some(uid)).await;
+        assert!(deleted.expect("delete"), "{name} was there");
+    });
+    tokio::select! {
+        _ = deletes => {}
+        () = prepares_behind(daemon, &mut number, &mut behind) => {}
+    }
+    table.times(
+        "prepare behind deletes of other claims",
+        &behind,
+        row,
+        &note,
+    );
+}
+
+/// Runs operations, so many a second, however long each takes; returns what they do, when all have ended.
+async fn at_rate<T>(count: usize, operation: impl AsyncFn(usize) -> T) -> Vec<T> {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / BULK_RATE);
+    let (mut running, mut done) = (FuturesUnordered::new(), Vec::with_capacity(count));
+    for n in 0..count {
+        loop {
+            tokio::select! {
+                Some(ended) = running.next() => done.push(ended),
+                _ = ticks.tick() => break,
+            }
+        }
+        running.push(operation(n));
+    }
+    done.extend(running.collect::<Vec<_>>().await);
+    done
+}
+
+/// Prepares and unprepares the claim `behind` one time after the other, without end.
+async fn prepares_behind(daemon: &Daemon, number: &mut usize, times: &mut Times) {
+    loop {
+        *number += 1;
+        prepare_behind(daemon, *number, times).await;
+    }
+}
+
+async fn prepare_behind(daemon: &Daemon, number: usize, times: &mut Times) {
+    let mut client = daemon.client();
+    let pod = compose::pod(&format!("behind-{number}"));
+    let request = compose::of_claim(&pod, "behind");
+    times
+        .time(async { prepared(client.prepare_pod(request).await) })
+        .await;
+    client
+        .unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) })
+        .await
+        .expect("unprepare");
 }
 
 /// Claims with a device each that are deleted, 64 at once: the time of each until its object is gone.
@@ -152,14 +255,19 @@ async fn until_published(api: &LocalClient) {
 
 /// Makes a claim of one device, and waits until it has it.
 async fn allocated(api: &LocalClient, name: &str) -> Value {
-    let claim = json!({
-        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": { "name": name },
-        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": { "deviceClassName": "gpu" } }] } },
-    });
-    api.create(&claim, "default").await.expect("a claim");
+    api.create(&claim_of(name), "default")
+        .await
+        .expect("a claim");
     api.until_allocated("default", name)
         .await
         .expect("there are devices")
+}
+
+fn claim_of(name: &str) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": { "name": name },
+        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": { "deviceClassName": "gpu" } }] } },
+    })
 }
 
 fn prepared(answer: Result<tonic::Response<v1::PreparePodResponse>, tonic::Status>) {

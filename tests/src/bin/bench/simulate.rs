@@ -70,6 +70,14 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     );
     let published = format!("simulate: {nodes} nodes published");
     table.figures(&published, vec![took.as_secs_f64()], "s", "", &note);
+    let each = requests as f64 / nodes as f64;
+    table.figures(
+        "simulate: requests until published",
+        vec![each],
+        "of a node",
+        "",
+        "",
+    );
     let pid = simulation.id().expect("it runs");
     table.figures(
         "simulate: resident",
@@ -78,8 +86,9 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         "",
         "",
     );
-    let before = cpu_seconds(pid);
+    let (before, requests) = (cpu_seconds(pid), api.requests().len());
     tokio::time::sleep(IDLE).await;
+    let idle = (api.requests().len() - requests) as f64 / IDLE.as_secs_f64();
     let share = 100.0 * (cpu_seconds(pid) - before) / IDLE.as_secs_f64();
     table.figures(
         "simulate: CPU while idle",
@@ -87,6 +96,13 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         "%",
         "",
         &format!("of one core, over {IDLE:?}"),
+    );
+    table.figures(
+        "simulate: requests while idle",
+        vec![idle],
+        "/s",
+        "",
+        "of all nodes together",
     );
     simulation.kill().await.expect("it ran");
 }

@@ -2,8 +2,10 @@
 //! requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders files again that a power loss
 //! damaged.
 
+use std::fs::{Metadata, Permissions};
 use std::hash::BuildHasher;
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +17,7 @@ use super::{
 use crate::cdi::render::SpecFile;
 use nodedock_base::batches::Serve;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::file;
 
 /// Files of one batch: bounds the time that the first one waits for the others.
 pub(super) const BATCH_FILES_MAX: usize = 256;
@@ -69,10 +72,12 @@ impl Directory {
     /// Writes a temporary file. `None`: the directory has these bytes already.
     fn stage(&self, file: &SpecFile) -> Result<Option<Staged>, CdiError> {
         check_name(&file.name)?;
-        if self.is_current(file) {
-            return Ok(None);
+        if let Some(found) = self.look_at(&file.name)? {
+            if self.is_current_at(file, &found) {
+                return Ok(None);
+            }
+            self.refuse_foreign(&file.name, &found)?;
         }
-        self.refuse_foreign(&file.name)?;
         let written = match self.write_temporary(&file.bytes) {
             // The directory was removed while the daemon was running.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -96,25 +101,28 @@ impl Directory {
         }))
     }
 
-    /// Only this user can read it.
+    /// Those can read it that may read CDI files, or this user alone, if the file gets another group.
     pub(super) fn write_temporary(&self, bytes: &[u8]) -> io::Result<NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder
             .prefix(&self.temporary_prefix)
-            .suffix(TEMPORARY_SUFFIX);
+            .suffix(TEMPORARY_SUFFIX)
+            .permissions(Permissions::from_mode(self.access.initial_mode()));
         let mut file = builder.tempfile_in(&self.path)?;
         file.write_all(bytes)?;
         Ok(file)
     }
 
-    /// Refuses to change a file of another program. A known file needs no read.
-    fn refuse_foreign(&self, name: &str) -> Result<(), CdiError> {
+    /// Returns the metadata of what has a file's name. `None`: there is nothing.
+    fn look_at(&self, name: &str) -> Result<Option<Metadata>, CdiError> {
         let path = self.path.join(name);
-        let metadata = match std::fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            metadata => metadata.map_err(CdiError::io("look at", &path))?,
-        };
-        let stamp = Stamp::of(&metadata);
+        file::symlink_metadata(&path).map_err(CdiError::io("look at", &path))
+    }
+
+    /// Refuses to change a file of another program. A known file needs no read.
+    fn refuse_foreign(&self, name: &str, found: &Metadata) -> Result<(), CdiError> {
+        let path = self.path.join(name);
+        let stamp = Stamp::of(found);
         if self
             .catalog
             .known
@@ -175,7 +183,9 @@ impl Directory {
 
     fn remove(&self, name: &str) -> Result<(), CdiError> {
         check_name(name)?;
-        self.refuse_foreign(name)?;
+        if let Some(found) = self.look_at(name)? {
+            self.refuse_foreign(name, &found)?;
+        }
         self.catalog.known.lock().remove(name);
         let path = self.path.join(name);
         let removed = std::fs::remove_file(&path);

@@ -37,6 +37,35 @@ async fn probe_and_close_erase_failed_commit() {
     }
 }
 
+/// A claim whose end was refused is a claim, and its end may be committed again.
+#[tokio::test]
+async fn refused_end_leaves_the_claim() {
+    for credit in 0..CREDITS {
+        let (disk, _, checkpoint) = start();
+        let claims = vec![put_claim(1, "old"), put_claim(2, "old")];
+        checkpoint.commit(claims).await.unwrap();
+        disk.refuse(io::ErrorKind::StorageFull, credit);
+        let end = [
+            Change::DeleteClaim(uid(1)),
+            Change::PutEnded(Arc::new(ended(1))),
+        ];
+        let is_refused = checkpoint.commit(end.to_vec()).await.is_err();
+        disk.accept();
+        checkpoint.commit(vec![put_pod(3, "new")]).await.unwrap();
+        let found = records_on(disk.image());
+        assert_eq!(
+            found.contains_key(&(Table::Claims, uid(1))),
+            is_refused,
+            "refused after {credit}: {found:?}"
+        );
+        checkpoint.commit(end.to_vec()).await.unwrap();
+        checkpoint.close().await;
+        let found = file::load(&mut open_on(&disk), &UPGRADES).unwrap();
+        assert_eq!(found.ended, [ended(1)]);
+        assert_eq!(found.claims.len(), 1);
+    }
+}
+
 /// Two commits that fail after a number of operations each, with a power loss after each. Returns false if the first left no trace.
 async fn lose_power_after_failures(credits: [usize; 2]) -> bool {
     let (disk, born, checkpoint) = start();

@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::{Instant, sleep_until};
 
 use super::gone_devices::GoneDevices;
@@ -16,7 +14,7 @@ use crate::registry::{PublishedDevices, Registry};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{AllocatedDevice, Changed, ChangedKind, DriverName, Problem, ProblemCode};
+use nodedock_model::{AllocatedDevice, ChangedKind, DriverName, Problem, ProblemCode};
 
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
@@ -34,23 +32,12 @@ const NAMED_MAX: usize = 8;
 /// The checks that changes call for.
 #[derive(Debug, Default)]
 struct Checks {
-    /// Drivers whose devices changed.
+    /// Drivers whose devices may not be back yet.
     drivers: BTreeSet<String>,
     /// A claim is gone, or a driver changed.
     code: bool,
-    /// Changes were missed.
+    /// Devices of a driver changed, or the time for it has come.
     everything: bool,
-}
-
-impl Checks {
-    fn add(&mut self, changed: Changed) {
-        match changed.kind {
-            ChangedKind::Device => drop(self.drivers.insert(changed.name)),
-            ChangedKind::Claim => self.code |= changed.state == "gone",
-            ChangedKind::Driver => self.code = true,
-            ChangedKind::Node => {}
-        }
-    }
 }
 
 /// Devices of claims that their drivers do not have, and since when, as far as no condition says so yet.
@@ -90,7 +77,9 @@ impl DriverChanges {
 
     /// Follows changes of drivers until the tasks stop.
     pub(crate) async fn follow_drivers(self: Arc<Self>) {
-        let mut changes = self.changes.listen();
+        let [mut drivers, mut devices] =
+            [ChangedKind::Driver, ChangedKind::Device].map(|kind| self.changes.signal_of(kind));
+        let mut freed = self.records.freed();
         let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut unpublished, mut absent) = (Unpublished::new(), Absent::new());
@@ -103,11 +92,10 @@ impl DriverChanges {
             let checks = tokio::select! {
                 // What is left behind is found at the next start.
                 () = self.tasks.stopped() => return,
-                // A change that is not received stays in the channel.
-                first = changes.recv() => match gather(first, &mut changes) {
-                    Some(checks) => checks,
-                    None => return,
-                },
+                // A signal that is not seen stays.
+                Ok(()) = devices.changed() => Checks { everything: true, ..Checks::default() },
+                Ok(()) = drivers.changed() => Checks { code: true, ..Checks::default() },
+                Ok(()) = freed.changed() => Checks { code: true, ..Checks::default() },
                 // A time that has passed here has passed in the next iteration as well.
                 () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => Checks {
                     drivers: unpublished.keys().map(ToString::to_string).collect(),
@@ -266,21 +254,4 @@ fn describe(driver: &DriverName, lost: &[(AllocatedDevice, String)]) -> String {
         .map(|(of, claim)| format!("{}/{} (claim {claim})", of.pool, of.device));
     let named = name_few(named, NAMED_MAX);
     format!("claims hold devices that driver {driver} does not have any more: {named}")
-}
-
-/// Combines all changes that are waiting. None: the channel is closed.
-fn gather(first: Result<Changed, RecvError>, changes: &mut Receiver<Changed>) -> Option<Checks> {
-    let mut checks = Checks::default();
-    match first {
-        Ok(changed) => checks.add(changed),
-        Err(RecvError::Lagged(_)) => checks.everything = true,
-        Err(RecvError::Closed) => return None,
-    }
-    loop {
-        match changes.try_recv() {
-            Ok(changed) => checks.add(changed),
-            Err(TryRecvError::Lagged(_)) => checks.everything = true,
-            Err(TryRecvError::Empty | TryRecvError::Closed) => return Some(checks),
-        }
-    }
 }

@@ -20,7 +20,7 @@ use crate::cdi::{self, CdiDir, CdiError, Given, SpecFile};
 use crate::cdi_watch::SpecEvent;
 use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::moved::{Moved, first_moved};
-use crate::edit_sources::EditSources;
+use crate::edit_sources::{self, EditSources};
 use crate::hardware::Hardware;
 use crate::records::RecordStore;
 use crate::sysfs::blocking::LOOK_WALL;
@@ -30,7 +30,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ClaimRecord, ClaimState, DriverKind, Problem, ProblemCode, Uid};
+use nodedock_base::woken;
+use nodedock_model::{ClaimRecord, ClaimState, DriverKind, DriverName, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -315,6 +316,7 @@ impl SpecFiles {
             .filter(|code| problems.iter().all(|problem| problem.code != **code));
         cleared.for_each(|code| self.conditions.clear(*code, &subject));
         if !problems.is_empty() && claims.insert(record.id.uid.clone()) {
+            woken::note();
             self.condition_set.notify_one();
         }
         problems
@@ -362,11 +364,11 @@ impl SpecFiles {
 
     /// Removes files of stale parts: a container that is started again must not get a device that is gone.
     pub(super) async fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
-        let names: Vec<_> = records
-            .iter()
-            .flat_map(|record| stale_files(record))
-            .collect();
-        self.remove_metadata(&names);
+        let mut names = Vec::new();
+        for record in records {
+            self.remove_metadata(record, stale_drivers(record));
+            names.extend(stale_files(record));
+        }
         if let Err(error) = self.cdi.remove(names).await {
             tracing::warn!(error = chain(&error), "a stale cdi file stays");
         }
@@ -576,22 +578,36 @@ impl SpecFiles {
         }
     }
 
+    /// Removes the files of claims that end.
     pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
-        self.remove_files_named(
-            gone.iter()
-                .flat_map(|record| {
-                    let drivers = record.allocation.drivers().into_iter();
-                    drivers
-                        .map(|driver| cdi::file_name(driver, &record.id.uid))
-                        .collect::<Vec<_>>()
-                })
-                .collect(),
-        )
-        .await
+        let mut names = Vec::new();
+        for record in gone {
+            let drivers = record.allocation.drivers();
+            self.remove_metadata(record, drivers.iter().copied());
+            names.extend(
+                drivers
+                    .iter()
+                    .map(|name| cdi::file_name(name, &record.id.uid)),
+            );
+        }
+        self.remove_cdi_files(names).await
     }
 
-    pub(super) async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
-        self.remove_metadata(&names);
+    /// Removes the files of some drivers' parts of a claim.
+    pub(super) async fn remove_files_of(
+        &self,
+        record: &ClaimRecord,
+        drivers: &[DriverName],
+    ) -> Result<(), Problem> {
+        self.remove_metadata(record, drivers);
+        let names = drivers
+            .iter()
+            .map(|name| cdi::file_name(name, &record.id.uid))
+            .collect();
+        self.remove_cdi_files(names).await
+    }
+
+    async fn remove_cdi_files(&self, names: Vec<String>) -> Result<(), Problem> {
         match self.cdi.remove(names).await {
             // A file of another program under our name: ours is gone.
             Ok(()) | Err(CdiError::Foreign(_)) => {}
@@ -624,7 +640,7 @@ fn find_wrong(
             || missing(cdi, record).is_some()
             || moved(record, &settings.hardware).is_some()
             || unsafe_source(record, &settings.hardware).is_some()
-            || !stale_files(record).is_empty()
+            || stale_drivers(record).next().is_some()
     });
     (
         wrong.map(|record| record.id.uid.clone()).collect(),
@@ -632,15 +648,17 @@ fn find_wrong(
     )
 }
 
-/// Files of drivers that prepared the claim in this boot, and whose result is stale.
-fn stale_files(record: &ClaimRecord) -> Vec<String> {
+/// Drivers that prepared the claim in this boot, and whose result is stale.
+fn stale_drivers(record: &ClaimRecord) -> impl Iterator<Item = &DriverName> {
     let stale = record
         .drivers
         .iter()
         .filter(|(_, part)| part.stale && part.prepared_in == record.boot_id);
-    stale
-        .map(|(driver, _)| cdi::file_name(driver, &record.id.uid))
-        .collect()
+    stale.map(|(driver, _)| driver)
+}
+
+fn stale_files(record: &ClaimRecord) -> impl Iterator<Item = String> {
+    stale_drivers(record).map(|driver| cdi::file_name(driver, &record.id.uid))
 }
 
 /// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
@@ -711,16 +729,10 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     )
 }
 
-/// Returns whether container edits of a WebAssembly driver name files of the node.
+/// Returns whether container edits of a driver name files of the node.
 fn has_sources(record: &ClaimRecord) -> bool {
-    let prepared = record.drivers.values().filter_map(|part| part.current());
-    let mut edits = prepared.flat_map(|prepared| {
-        let devices = prepared.devices.iter();
-        devices
-            .filter_map(|device| device.access.edits())
-            .chain([&prepared.edits])
-    });
-    edits.any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
+    let mut prepared = record.drivers.values().filter_map(|part| part.current());
+    prepared.any(edit_sources::has_sources)
 }
 
 /// The source of a mount, or the program of a hook, that others may exchange now, or that is something else than it was. A response would repeat its path.

@@ -144,19 +144,19 @@ impl Holds {
         pool: &str,
         device: &str,
     ) -> DeviceFacts {
+        let key = device_key(driver, pool, device);
         let found = self
             .registry
             .instances
-            .device_and_counters(driver, pool, device);
-        let derived = self.remembered(
-            &device_key(driver, pool, device),
-            found.as_ref().map(|(found, _)| found),
-        );
+            .with_device(driver, pool, device, |device, sets| DeviceFacts {
+                derived: self.remembered(&key, Some(device)),
+                ..DeviceFacts::of(device, sets)
+            });
         // A native plugin reports no devices.
-        let facts = found
-            .map(|(device, sets)| DeviceFacts::of(device, &sets))
-            .unwrap_or_default();
-        DeviceFacts { derived, ..facts }
+        found.unwrap_or_else(|| DeviceFacts {
+            derived: self.remembered(&key, None),
+            ..DeviceFacts::default()
+        })
     }
 
     /// Drivers whose device nodes are no longer those of the time when the claim was prepared.

@@ -394,11 +394,11 @@ fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubele
 
 /// The parts of a claim that a kubelet holds, if there are any and the claim is of the API server.
 fn kubelet_claim(record: &ClaimRecord, requests: &KubeletRequests) -> Option<KubeletClaim> {
-    let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
     let hold = record
         .kubelet
         .as_ref()
-        .filter(|hold| !hold.given && !drivers.is_empty())?;
+        .filter(|_| record.is_held_by_api_kubelet())?;
+    let drivers = record.kubelet_drivers().cloned().collect();
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
     let last_request = requests.last.get(&claim.uid).copied();
     let (since_ms, early) = (hold.since_ms, hold.early);

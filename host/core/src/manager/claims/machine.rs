@@ -4,7 +4,7 @@ mod holds;
 mod kubelet;
 mod unprepare;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::records::table::ClaimTable;
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
     KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim,
-    Problem, ProblemCode, ProblemKind, Transition, Uid,
+    Problem, ProblemCode, ProblemKind, SmallMap, Transition, Uid,
 };
 
 pub(super) use holds::holds_of;
@@ -636,7 +636,7 @@ pub fn pod_record(
     table: &ClaimTable,
     pod: &ObjectRef,
     containers: &[PodContainer],
-    accepted: BTreeMap<String, ObjectRef>,
+    accepted: impl IntoIterator<Item = (String, ObjectRef)>,
 ) -> PodRecord {
     let known = table.pod(pod.uid.as_str());
     let held = |id: &ObjectRef| {
@@ -648,7 +648,7 @@ pub fn pod_record(
         .iter()
         .flat_map(|known| &known.claims)
         .filter(|(_, id)| held(id));
-    let mut claims: BTreeMap<_, _> = before
+    let mut claims: SmallMap<_, _> = before
         .map(|(name, id)| (name.clone(), id.clone()))
         .collect();
     claims.extend(accepted);

@@ -40,7 +40,7 @@ use nodedock_model::{
 /// A claim of a request, as its source has it.
 struct ResolvedClaim {
     reference: ClaimReference,
-    claim: Result<Claim, Problem>,
+    claim: Result<Arc<Claim>, Problem>,
 }
 
 /// The request of a pod, and its claims.
@@ -125,7 +125,7 @@ impl Prepares {
     ) -> Result<Arc<ClaimRecord>, Problem> {
         let uid = claim.id.uid.clone();
         let (locks, plan) = self
-            .plan(holder, &BTreeMap::from([(uid.clone(), claim)]))
+            .plan(holder, &BTreeMap::from([(uid.clone(), Arc::new(claim))]))
             .await;
         let end = self
             .carry_out(holder, None, plan, &self.calls.driver_call(request_id))
@@ -141,7 +141,7 @@ impl Prepares {
     pub(crate) async fn prepare_claims(
         &self,
         request: &PodRequest,
-        inline: &[Claim],
+        inline: &[&Claim],
         request_id: Arc<str>,
     ) -> Vec<ClaimOutcome> {
         let started = std::time::Instant::now();
@@ -150,13 +150,13 @@ impl Prepares {
             let claim = self.resolve(inline, request, reference).await;
             resolved.push(ResolvedClaim {
                 reference: reference.clone(),
-                claim,
+                claim: claim.map(Arc::new),
             });
         }
         let claims = resolved
             .iter()
             .filter_map(|resolved| resolved.claim.as_ref().ok());
-        let claims: BTreeMap<Uid, Claim> = claims
+        let claims: BTreeMap<Uid, Arc<Claim>> = claims
             .map(|claim| (claim.id.uid.clone(), claim.clone()))
             .collect();
         let holder = Holder::Pod(&request.pod);
@@ -181,7 +181,7 @@ impl Prepares {
 
     async fn resolve(
         &self,
-        inline: &[Claim],
+        inline: &[&Claim],
         request: &PodRequest,
         reference: &ClaimReference,
     ) -> Result<Claim, Problem> {
@@ -192,7 +192,7 @@ impl Prepares {
             .rev()
             .find(|claim| claim.id.namespace == pod.namespace && claim.id.name == *name)
         {
-            Some(claim) => Some(self.with_shares(claim.clone())?),
+            Some(claim) => Some(self.with_shares(Claim::clone(claim))?),
             None => self.source.claim(&pod.namespace, name).await?,
         };
         let claim = claim.ok_or_else(|| {
@@ -249,7 +249,7 @@ impl Prepares {
     async fn plan(
         &self,
         holder: Holder<'_>,
-        claims: &BTreeMap<Uid, Claim>,
+        claims: &BTreeMap<Uid, Arc<Claim>>,
     ) -> (Vec<LockGuard<Uid>>, Plan) {
         let started = Instant::now();
         let mut freed = self.records.freed();
@@ -295,7 +295,12 @@ impl Prepares {
     }
 
     /// Decides. If a claim has to wait, and may, the table is left as it was.
-    fn decide(&self, holder: Holder<'_>, claims: &BTreeMap<Uid, Claim>, may_wait: bool) -> Plan {
+    fn decide(
+        &self,
+        holder: Holder<'_>,
+        claims: &BTreeMap<Uid, Arc<Claim>>,
+        may_wait: bool,
+    ) -> Plan {
         let mut plan = Plan::default();
         let moved = self.holds.moved(claims.keys());
         let facts =

@@ -19,6 +19,7 @@ use crate::records::RecordStore;
 use crate::records::values::RecordedValues;
 use crate::registry::Registry;
 use nodedock_base::clock::now_ms;
+use nodedock_base::woken;
 use nodedock_model::{ClaimRecord, ClaimState, ClaimValues, DriverName, ObjectRef, Problem, Uid};
 
 /// Time at which a driver is called again, or may be.
@@ -293,6 +294,7 @@ impl Retries {
             delay_max,
             Instant::now(),
         );
+        woken::note();
         self.unprepare_failed.notify_one();
     }
 
@@ -372,6 +374,7 @@ impl Retries {
 
     /// Wakes the task that retries unprepares.
     pub(super) fn wake(&self) {
+        woken::note();
         self.unprepare_failed.notify_one();
     }
 

@@ -12,7 +12,6 @@ use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, Unpr
 use super::retries::Retries;
 use super::{ClaimEnd, ClaimOutcome};
 use crate::adapters::Adapters;
-use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::manager::claims::handles::Handles;
@@ -443,11 +442,12 @@ impl Unprepares {
         if record.state == ClaimState::Unpreparing {
             return;
         }
-        let unprepared = results.iter().filter(|(_, outcome, _)| outcome.is_ok());
-        let names = unprepared
-            .map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid))
+        let unprepared: Vec<_> = results
+            .iter()
+            .filter(|(_, outcome, _)| outcome.is_ok())
+            .map(|(driver, _, _)| driver.clone())
             .collect();
-        if let Err(problem) = self.files.remove_files_named(names).await {
+        if let Err(problem) = self.files.remove_files_of(record, &unprepared).await {
             let outcomes = results.iter_mut().map(|(_, outcome, _)| outcome);
             outcomes
                 .filter(|outcome| outcome.is_ok())

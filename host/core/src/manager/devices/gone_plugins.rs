@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, sleep_until};
 
 use super::Devices;
@@ -24,7 +23,9 @@ const NAMED_MAX: usize = 8;
 impl Devices {
     /// Keeps the conditions about plugins that are gone, until the tasks stop.
     pub(crate) async fn report_gone_plugins(self: Arc<Self>) {
-        let mut changes = self.changes.listen();
+        let [mut drivers, mut devices, mut claims] =
+            [ChangedKind::Driver, ChangedKind::Device, ChangedKind::Claim]
+                .map(|kind| self.changes.signal_of(kind));
         let registered_by = Instant::now() + REGISTRATION_GRACE;
         loop {
             self.set_gone_conditions(registered_by);
@@ -33,18 +34,14 @@ impl Devices {
                 () = self.tasks.stopped() => return,
                 () = tokio::time::sleep(limit::EVENT_DEBOUNCE) => {}
             }
-            loop {
-                tokio::select! {
-                    // The next process looks at all plugins.
-                    () = self.tasks.stopped() => return,
-                    // Safe to drop: a change that is not received stays in the channel.
-                    change = changes.recv() => match change {
-                        Ok(change) if change.kind == ChangedKind::Node => {}
-                        Ok(_) | Err(RecvError::Lagged(_)) => break,
-                        Err(RecvError::Closed) => return,
-                    },
-                    () = sleep_until(registered_by), if Instant::now() < registered_by => break,
-                }
+            tokio::select! {
+                // The next process looks at all plugins.
+                () = self.tasks.stopped() => return,
+                // Safe to drop: a signal that is not seen stays.
+                Ok(()) = drivers.changed() => {}
+                Ok(()) = devices.changed() => {}
+                Ok(()) = claims.changed() => {}
+                () = sleep_until(registered_by), if Instant::now() < registered_by => {}
             }
         }
     }

@@ -1,41 +1,47 @@
 //! Reports of the claims that the claim manager prepared for the kubelet, for the readers and writers of claims at the API server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
 
 use nodedock_base::changes::Changes;
+use nodedock_base::rest::rest_after;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::manager::Manager;
-use nodedock_core::manager::claims::KubeletClaims;
+use nodedock_core::records::{ClaimChanges, RecordStore, statuses as statuses_of};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::status::{Reported, Statuses};
 use nodedock_model::{
-    ChangedKind, ClaimStatuses, DeviceName, DriverName, PoolName, ReportedDevice,
+    ChangedKind, ClaimRecord, ClaimStatuses, DeviceName, DriverName, PoolName, ReportedDevice,
 };
 
-/// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
+/// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost. Costs as much
+/// as changed, and not as much as there are claims.
 pub(super) async fn report_prepared(
-    kubelet: Arc<KubeletClaims>,
+    records: Arc<RecordStore>,
     api_claims: ApiClaims,
     reconcile: Reconcile,
     changes: Changes,
     tasks: Tasks,
 ) {
-    let (mut changes, mut lost) = (changes.listen(), api_claims.lost());
-    let mut reported = None;
+    let (mut changed_claims, mut lost) = (changes.signal_of(ChangedKind::Claim), api_claims.lost());
+    let mut seen = None;
     loop {
-        let prepared: Vec<_> = kubelet.held().into_iter().map(|held| held.claim).collect();
-        if reported.as_ref() != Some(&prepared) {
-            api_claims.hold(&prepared);
-            reported = Some(prepared);
-        }
+        changed_claims.mark_unchanged();
+        let changed = records.changes_since(seen);
+        seen = Some(changed.revision);
+        let claims = changed.claims.into_iter().map(|(uid, record)| {
+            let is_held = record.is_some_and(|record| record.is_held_by_api_kubelet());
+            (uid, is_held)
+        });
+        api_claims.hold(changed.is_all, claims);
         tokio::select! {
             () = tasks.stopped() => return,
-            // What was missed is found in the next round.
-            () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
+            // What changed meanwhile is found in the next round.
+            Ok(()) = changed_claims.changed() => {}
             lost = lost.changed() => match lost {
                 Ok(()) => reconcile.trigger(),
                 Err(_) => return,
@@ -47,16 +53,21 @@ pub(super) async fn report_prepared(
 /// Reports to the writer of statuses what drivers report of claims' devices, and `early` what is known of claims for which a scheduler
 /// waits, until the tasks stop.
 pub(in crate::app) async fn report_statuses(
-    manager: Arc<Manager>,
+    records: Arc<RecordStore>,
     pools: NodePools,
     mut early: watch::Receiver<Reported>,
     statuses: Statuses,
     tasks: Tasks,
 ) {
-    let mut changes = manager.records.device_status_changes();
+    let mut changes = records.device_status_changes();
+    let (mut of_claims, mut seen) = (Reported::new(), None);
     loop {
         changes.mark_unchanged();
-        let mut reported = with_early(reported(&manager), &early.borrow_and_update());
+        let began = Instant::now();
+        let changed = records.changes_since(seen);
+        seen = Some(changed.revision);
+        follow(&mut of_claims, changed);
+        let mut reported = with_early(of_claims.clone(), &early.borrow_and_update());
         for device in reported
             .values_mut()
             .flat_map(|statuses| &mut statuses.devices)
@@ -64,26 +75,41 @@ pub(in crate::app) async fn report_statuses(
             device.pool = pools.published(&device.driver, &device.pool);
         }
         statuses.set(reported);
+        let rest = rest_after(began, Duration::ZERO);
         tokio::select! {
             () = tasks.stopped() => return,
             // A change that is missed here is seen in the next round.
             changed = changes.changed() => if changed.is_err() { return },
             Ok(()) = early.changed() => {}
         }
+        tokio::select! {
+            () = tasks.stopped() => return,
+            // It has passed, or passes in the next iteration.
+            () = sleep(rest) => {}
+        }
     }
 }
 
-/// Returns the device statuses that drivers report of each prepared claim; of some claims there are none.
-fn reported(manager: &Manager) -> Reported {
-    let prepared = manager.kubelet.held().into_iter();
-    let prepared = prepared.map(|held| ClaimStatuses {
-        claim: held.claim,
+/// Takes changes into the device statuses that drivers report of each prepared claim; of some claims there are none.
+fn follow(reported: &mut Reported, changes: ClaimChanges) {
+    if changes.is_all {
+        reported.clear();
+    }
+    for (uid, record) in changes.claims {
+        let record = record.filter(|record| record.is_held_by_api_kubelet());
+        match record {
+            Some(record) => drop(reported.insert(uid, of_record(&record))),
+            None => drop(reported.remove(&uid)),
+        }
+    }
+}
+
+fn of_record(record: &ClaimRecord) -> ClaimStatuses {
+    statuses_of(record).unwrap_or_else(|| ClaimStatuses {
+        claim: record.id.clone(),
         allocated_ms: 0,
         devices: Vec::new(),
-    });
-    let all = prepared.chain(manager.records.device_statuses());
-    all.map(|statuses| (statuses.claim.uid.clone(), statuses))
-        .collect()
+    })
 }
 
 /// Adds the times of allocations, and the failures of devices. A device may have both a failure and what its driver reported.

@@ -123,7 +123,7 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         id: ObjectRef::new("ml", "train", "0b1f-5.c_3").expect(PLAIN),
         state: ClaimState::Prepared,
         boot_id: "boot".to_owned(),
-        pods: BTreeMap::from([(pod.uid.clone(), pod)]),
+        pods: [(pod.uid.clone(), pod)].into(),
         allocation: Allocation {
             devices,
             ..Allocation::default()

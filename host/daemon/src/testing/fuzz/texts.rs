@@ -134,7 +134,7 @@ fn check_claim(claim: Claim) {
         id: claim.id,
         state: ClaimState::Preparing,
         boot_id: "boot".to_owned(),
-        pods: BTreeMap::new(),
+        pods: [].into(),
         allocation,
         annotations: claim.annotations,
         drivers: BTreeMap::new(),
@@ -162,7 +162,7 @@ fn check_pod(request: PodRequest) {
     }
     check_kept(&PodRecord {
         pod: request.pod,
-        claims: BTreeMap::new(),
+        claims: [].into(),
         containers: request.containers,
         unknown: BTreeMap::new(),
     });

@@ -2,7 +2,7 @@
 //!
 //! One operation at a time for a device; two Allocates of other devices do not wait for each other.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::bridge::plugin_claim::{self, Ids};
 use crate::bridge::{Context, Patience, convert};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
+use nodedock_base::woken;
 use nodedock_model::{
     ContainerAllocation, DriverKind, DriverName, ObjectRef, PreparedForKubelet, Problem,
     ProblemCode, ProblemKind, Uid,
@@ -137,12 +138,9 @@ impl Allocate {
 
     fn existing(&self) -> Vec<Existing> {
         let (now, admission) = (Instant::now(), self.context().parts.times.admission);
-        let claims = self
-            .context()
-            .device_claims()
-            .into_iter()
-            .filter(|claim| claim.driver == self.driver);
+        let claims = self.context().device_claims_with(&self.driver, &self.ids);
         claims
+            .into_iter()
             .map(|claim| Existing {
                 is_fresh: now < claim.requested + admission,
                 claim,
@@ -155,15 +153,17 @@ impl Allocate {
     /// locked: a pool that is withdrawn from the kubelet is offered by slices when no Allocate can take its devices any more.
     fn check_known(&self, existing: &[Existing]) -> Result<(), Problem> {
         let offer = self.resource.offer.borrow().clone();
-        let listed: Ids = offer
-            .devices
-            .iter()
-            .map(|device| device.id.clone())
-            .collect();
-        let unknown = self.ids.iter().find(|id| {
-            let mut existing = existing.iter();
-            !listed.contains(*id) && !existing.any(|known| known.claim.devices.contains(*id))
-        });
+        let mut unknown: BTreeSet<&String> = self.ids.iter().collect();
+        for known in existing {
+            unknown.retain(|id| !known.claim.devices.contains(*id));
+        }
+        let mut listed = offer.devices.iter();
+        while !unknown.is_empty()
+            && let Some(device) = listed.next()
+        {
+            unknown.remove(&device.id);
+        }
+        let unknown = unknown.first().copied();
         let Some(unknown) = unknown else {
             return Ok(());
         };
@@ -216,6 +216,7 @@ impl Allocate {
             .requested
             .lock()
             .insert(uid.clone(), Instant::now());
+        woken::note();
         context.allocations.begun.notify_one();
         let claim = plugin_claim::claim(id, driver, devices)?;
         let prepared = match context.kubelet_claims() {
@@ -232,11 +233,7 @@ impl Allocate {
                 .requested
                 .lock()
                 .insert(uid, Instant::now());
-        } else if !context
-            .device_claims()
-            .iter()
-            .any(|known| known.claim.uid == uid)
-        {
+        } else if context.parts.manager.records.claim(&uid).is_none() {
             context.allocations.requested.lock().remove(&uid);
         }
         prepared
@@ -282,9 +279,9 @@ impl Context {
 
     /// Forgets claims that are gone, unless they were requested after `since`.
     pub(super) fn forget_all_but(&self, claims: &[DeviceClaim], since: Instant) {
-        self.allocations.requested.lock().retain(|uid, requested| {
-            *requested > since || claims.iter().any(|known| known.claim.uid == *uid)
-        });
+        let known: HashSet<_> = claims.iter().map(|known| &known.claim.uid).collect();
+        let mut requested = self.allocations.requested.lock();
+        requested.retain(|uid, requested| *requested > since || known.contains(uid));
     }
 }
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
-use nodedock_proto::prost::Message;
 use tonic::{Code, Request, Response, Status};
 
 use super::{OfferedDriver, request};
@@ -27,8 +26,9 @@ pub(crate) const BRIDGE_CLAIMS_MAX: usize = 2 * nodedock_model::limit::POD_CLAIM
 
 type RpcResult<T> = Result<Response<T>, Status>;
 
+/// A version of the API: its claims as those of `v1`, and an answer of `v1` as one of its own.
 macro_rules! dra_version {
-    ($version:ident) => {
+    ($version:ident, $claims:expr, $answer:expr) => {
         #[tonic::async_trait]
         impl $version::dra_plugin_server::DraPlugin for OfferedDriver {
             async fn node_prepare_resources(
@@ -46,7 +46,8 @@ macro_rules! dra_version {
                         is_prepare: true,
                     },
                     request,
-                    convert::prepared,
+                    |request| ($claims)(request.claims),
+                    |outcomes| ($answer)(convert::prepared(outcomes)),
                 )
                 .await
             }
@@ -66,7 +67,8 @@ macro_rules! dra_version {
                         is_prepare: false,
                     },
                     request,
-                    convert::unprepared,
+                    |request| ($claims)(request.claims),
+                    |outcomes| ($answer)(convert::unprepared(outcomes)),
                 )
                 .await
             }
@@ -74,8 +76,12 @@ macro_rules! dra_version {
     };
 }
 
-dra_version!(v1);
-dra_version!(v1beta1);
+dra_version!(v1, Ok, Ok);
+dra_version!(
+    v1beta1,
+    |claims: Vec<v1beta1::Claim>| claims.iter().map(transcode).collect(),
+    |answer| transcode(&answer)
+);
 
 /// Shared state of the claims of a call.
 struct Call {
@@ -85,12 +91,13 @@ struct Call {
 }
 
 impl OfferedDriver {
-    /// A request of either version is one of `v1`, and so is the answer, but for fields that the version does not have.
-    async fn answer<In: Message, V1: Message, Out: Message + Default>(
+    /// `claims` takes them from a request; `answer` makes an answer.
+    async fn answer<In, Out>(
         &self,
         method: Method,
         request: Request<In>,
-        answer: fn(Outcomes) -> V1,
+        claims: impl FnOnce(In) -> Result<Vec<v1::Claim>, Status>,
+        answer: impl FnOnce(Outcomes) -> Result<Out, Status>,
     ) -> RpcResult<Out> {
         let timeout = request
             .metadata()
@@ -102,9 +109,8 @@ impl OfferedDriver {
             request_id: begin(method.path, &request),
             patience,
         };
-        let request: v1::NodePrepareResourcesRequest = transcode(request.get_ref())?;
-        let outcomes = self.call(&call, request.claims).await?;
-        Ok(Response::new(transcode(&answer(outcomes))?))
+        let outcomes = self.call(&call, claims(request.into_inner())?).await?;
+        Ok(Response::new(answer(outcomes)?))
     }
 
     async fn call(&self, call: &Call, claims: Vec<v1::Claim>) -> Result<Outcomes, Status> {

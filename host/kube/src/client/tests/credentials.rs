@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -13,8 +15,12 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use super::*;
+use crate::client::connection::{API_PING_PERIOD, API_PING_TIMEOUT};
 use crate::client::credentials::{API_CREDENTIALS_PERIOD, API_CREDENTIALS_REST};
 use nodedock_base::error::chain;
+
+/// A bound for what takes a moment.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -22,8 +28,28 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The port of a server that answers which certificate a client has, in bytes, and which token it sent; 401 to the token `old`.
+/// A server that answers which certificate a client has, in bytes, and which token it sent; 401 to the token `old`.
+struct Server {
+    port: u16,
+    /// Connections that were opened.
+    connections: Arc<AtomicUsize>,
+    /// The connections that are open until then answer nothing any more.
+    silence: watch::Sender<()>,
+}
+
+impl Server {
+    fn connections(&self) -> usize {
+        self.connections.load(Relaxed)
+    }
+}
+
+/// The port of a server of HTTP/1.1.
 async fn serve(certificate: &str) -> u16 {
+    serve_protocol(certificate, "http/1.1").await.port
+}
+
+async fn serve_protocol(certificate: &str, protocol: &str) -> Server {
+    let is_http2 = protocol == "h2";
     let chain =
         vec![CertificateDer::from_pem_file(fixture(&format!("{certificate}.pem"))).unwrap()];
     let key = PrivateKeyDer::from_pem_file(fixture(&format!("{certificate}.key"))).unwrap();
@@ -35,16 +61,23 @@ async fn serve(certificate: &str) -> u16 {
         .allow_unauthenticated()
         .build()
         .unwrap();
-    let config = ServerConfig::builder()
+    let mut config = ServerConfig::builder()
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)
         .unwrap();
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let server = Server {
+        port: listener.local_addr().unwrap().port(),
+        connections: Arc::default(),
+        silence: watch::Sender::default(),
+    };
+    let (connections, silence) = (server.connections.clone(), server.silence.clone());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let acceptor = acceptor.clone();
+            connections.fetch_add(1, Relaxed);
+            let (acceptor, mut silenced) = (acceptor.clone(), silence.subscribe());
             tokio::spawn(async move {
                 let Ok(stream) = acceptor.accept(stream).await else {
                     return;
@@ -70,12 +103,26 @@ async fn serve(certificate: &str) -> u16 {
                     let answer = http::Response::builder().status(code).body(body).unwrap();
                     async move { Ok::<_, std::convert::Infallible>(answer) }
                 });
-                let server = hyper::server::conn::http1::Builder::new();
-                let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                let stream = TokioIo::new(stream);
+                let serving = async {
+                    if is_http2 {
+                        let server = http2::Builder::new(TokioExecutor::new());
+                        let _ = server.serve_connection(stream, service).await;
+                    } else {
+                        let server = http1::Builder::new();
+                        let _ = server.serve_connection(stream, service).await;
+                    }
+                };
+                let mut serving = std::pin::pin!(serving);
+                tokio::select! {
+                    () = &mut serving => {}
+                    // Kept open, and never read.
+                    _ = silenced.changed() => std::future::pending().await,
+                }
             });
         }
     });
-    port
+    server
 }
 
 /// A kubeconfig in a directory of its own, with `client.pem`, `client.key` and `token` beside it if it names them.
@@ -126,10 +173,14 @@ async fn ask(client: &KubeClient) -> Result<Value, ApiError> {
     Ok(client.client().request(request).await?)
 }
 
-/// The next request checks the files.
-async fn a_minute_passes() {
+/// The files are read, as every minute.
+async fn files_are_read(client: &KubeClient) {
+    client.shared.credentials.refresh().await;
+}
+
+async fn time_passes(time: Duration) {
     tokio::time::pause();
-    tokio::time::advance(API_CREDENTIALS_PERIOD).await;
+    tokio::time::advance(time).await;
     tokio::time::resume();
 }
 
@@ -194,14 +245,14 @@ async fn replaced_client_certificate_is_used() {
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-1.pem"));
     directory.copy("client-2.pem", "client.pem");
     directory.copy("client-2.key", "client.key");
-    a_minute_passes().await;
+    files_are_read(&client).await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
     std::fs::remove_file(directory.0.path().join("client.pem")).unwrap();
-    a_minute_passes().await;
+    files_are_read(&client).await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
     // A key that does not fit its certificate is as if it could not be read.
     directory.copy("client-1.pem", "client.pem");
-    a_minute_passes().await;
+    files_are_read(&client).await;
     assert_eq!(ask(&client).await.unwrap()["peer"], der("client-2.pem"));
 }
 
@@ -227,6 +278,74 @@ async fn token_is_read_again_after_refusal() {
 }
 
 #[tokio::test]
+async fn rotated_token_keeps_the_connection() {
+    let server = serve_protocol("server", "h2").await;
+    let address = format!("https://127.0.0.1:{}", server.port);
+    let directory = Directory::new(&address, &ca("ca.pem"), "tokenFile: token");
+    directory.write("token", "first\n");
+    let client = directory.client().await;
+    assert_eq!(ask(&client).await.unwrap()["token"], "Bearer first");
+    let tasks = Tasks::new();
+    client.keep_ready(&tasks);
+    tokio::task::yield_now().await;
+    directory.write("token", "second\n");
+    time_passes(API_CREDENTIALS_PERIOD).await;
+    tokio::time::timeout(DEADLINE, async {
+        while ask(&client).await.unwrap()["token"] != "Bearer second" {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the file is read in the background");
+    // Neither an empty file nor one that is gone is another token.
+    directory.write("token", " \n");
+    files_are_read(&client).await;
+    assert_eq!(ask(&client).await.unwrap()["token"], "Bearer second");
+    std::fs::remove_file(directory.0.path().join("token")).unwrap();
+    files_are_read(&client).await;
+    assert_eq!(ask(&client).await.unwrap()["token"], "Bearer second");
+    assert_eq!(server.connections(), 1);
+    assert!(tasks.drain(DEADLINE).await);
+}
+
+#[tokio::test]
+async fn idle_connection_stays_open() {
+    let server = serve_protocol("server", "h2").await;
+    let address = format!("https://127.0.0.1:{}", server.port);
+    let client = Directory::new(&address, &ca("ca.pem"), "token: abc");
+    let client = client.client().await;
+    let together = futures::future::join_all((0..8).map(|_| ask(&client)));
+    assert!(together.await.iter().all(Result::is_ok));
+    let before = server.connections();
+    for _ in 0..20 {
+        time_passes(Duration::from_secs(60)).await;
+        ask(&client).await.unwrap();
+    }
+    assert_eq!(server.connections(), before, "no read needs a handshake");
+}
+
+#[tokio::test]
+async fn dead_connection_is_replaced() {
+    let server = serve_protocol("server", "h2").await;
+    let address = format!("https://127.0.0.1:{}", server.port);
+    let client = Directory::new(&address, &ca("ca.pem"), "token: abc");
+    let client = client.client().await;
+    ask(&client).await.unwrap();
+    server.silence.send_replace(());
+    // The ping is sent, and then not answered.
+    for time in [API_PING_PERIOD, API_PING_TIMEOUT] {
+        tokio::task::yield_now().await;
+        time_passes(time + Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::timeout(DEADLINE, ask(&client))
+        .await
+        .expect("no read waits for a connection that is dead")
+        .unwrap();
+    assert_eq!(server.connections(), 2);
+}
+
+#[tokio::test]
 async fn kubeconfig_errors_name_the_file() {
     let good = ("https://127.0.0.1:6443", ca("ca.pem"), "token: abc");
     for (server, cluster, user, words) in [
@@ -248,6 +367,7 @@ async fn kubeconfig_errors_name_the_file() {
             "insecure-skip-tls-verify is set",
         ),
         (good.0, &good.1, "tokenFile: none", "none"),
+        (good.0, &good.1, "tokenFile: empty", "empty holds no token"),
         (
             good.0,
             &good.1,

@@ -8,7 +8,7 @@ use nodedock_allocator::allocate::DeviceHolds;
 use proptest::prelude::*;
 
 use super::super::state::allocation;
-use super::{Event, Machine, devices, event, name};
+use super::{Event, Machine, devices, event, name, refusals};
 use nodedock_model::Hold;
 
 fn hold(hardware: &str) -> Vec<Hold> {
@@ -50,8 +50,8 @@ fn claims_never_share_hardware() {
         of_all,
         [Some(vec!["d0".into()]), Some(vec!["d2".into()]), None]
     );
-    let refusals: BTreeMap<_, _> = machine.state.refusals().into_iter().collect();
-    let of_c = &refusals[&name("c")];
+    let refused: BTreeMap<_, _> = refusals(&machine.state).into_iter().collect();
+    let of_c = &refused[&name("c")];
     assert!(
         of_c.message.contains("1 with hardware that is in use"),
         "{of_c}"
@@ -82,7 +82,7 @@ fn claim_with_taken_hardware_is_reallocated() {
     machine.prepare("a");
     let uid = machine.claims[&name("a")].uid().unwrap();
     machine.node_use.holds.insert(uid, hold("usb1"));
-    machine.state.set_node_use(machine.node_use.clone());
+    machine.state.follow_node(machine.node_use.changes());
     machine
         .state
         .set_device_holds(device_holds(&["usb1", "usb1"]));
@@ -118,7 +118,7 @@ fn refused_prepare_reallocates_only_unprepared_claims() {
         .node_use
         .claims
         .insert("of-a-manifest".into(), taken);
-    machine.state.set_node_use(machine.node_use.clone());
+    machine.state.follow_node(machine.node_use.changes());
     machine.state.refuse(uid.clone());
     machine.settle();
     assert_eq!(machine.devices("a"), Some(vec!["d1".into()]));
@@ -164,7 +164,7 @@ proptest! {
                         if !is_refused {
                             machine.prepare(&named(claim));
                             machine.node_use.holds.insert(uid, holds);
-                            machine.state.set_node_use(machine.node_use.clone());
+                            machine.state.follow_node(machine.node_use.changes());
                         }
                     }
                 }

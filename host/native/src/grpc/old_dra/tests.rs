@@ -539,7 +539,7 @@ async fn listed_devices_become_a_pool() {
         attributes,
         ["cores", "driver.example.com/fast", "firmware", "model"]
     );
-    assert_eq!(device.capacities.first_key_value().unwrap().1.value, "16Gi");
+    assert_eq!(device.capacities.values().next().unwrap().value, "16Gi");
     sender
         .send(Ok(listed(vec![instance("dev-1", Vec::new())])))
         .await

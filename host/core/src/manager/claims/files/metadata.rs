@@ -6,12 +6,11 @@ use std::io;
 use std::sync::Arc;
 
 use super::SpecFiles;
-use crate::cdi;
-use crate::device_metadata::{self, MetadataDir, MetadataFile, MetadataSettings};
+use crate::device_metadata::{self, FileName, MetadataDir, MetadataFile, MetadataSettings};
 use crate::manager::claims::machine::DriverResult;
 use crate::registry::Registry;
 use nodedock_base::error::chain;
-use nodedock_model::{ClaimRecord, Problem, ProblemCode, Uid};
+use nodedock_model::{ClaimRecord, DriverName, Problem, ProblemCode, Uid};
 
 impl SpecFiles {
     /// Adds metadata to the results of a claim's drivers. A claim that cannot have any is refused: it would be started without.
@@ -50,13 +49,22 @@ impl SpecFiles {
         failed
     }
 
-    /// Removes the files that belong to CDI files. One that stays is removed by the periodic check.
-    pub(super) fn remove_metadata(&self, cdi_files: &[String]) {
-        for (driver, claim) in cdi_files.iter().filter_map(|name| cdi::file_of(name)) {
-            let name = device_metadata::directory_name(&driver, &claim);
-            if let Err(error) = self.metadata.remove(&name) {
-                tracing::warn!(%driver, %claim, error = chain(&error), "metadata files of a claim stay");
-            }
+    /// Removes the files of a claim's drivers. One that stays is removed by the periodic check.
+    pub(super) fn remove_metadata<'a>(
+        &self,
+        record: &ClaimRecord,
+        drivers: impl IntoIterator<Item = &'a DriverName>,
+    ) {
+        let names = drivers
+            .into_iter()
+            .flat_map(|driver| device_metadata::names(record, driver));
+        names.for_each(|name| self.remove_metadata_file(&name));
+    }
+
+    fn remove_metadata_file(&self, name: &FileName) {
+        if let Err(error) = self.metadata.remove(name) {
+            let (driver, claim) = (&name.driver, &name.claim);
+            tracing::warn!(%driver, %claim, error = chain(&error), "a metadata file of a claim stays");
         }
     }
 
@@ -68,12 +76,13 @@ impl SpecFiles {
                 return tracing::warn!(error = chain(&error), "metadata files not listed");
             }
         };
-        for (driver, uid) in listed {
+        for name in listed {
+            let (driver, claim) = (&name.driver, &name.claim);
             // Under its claim's lock: a pod may just be requesting it.
-            let lock = self.records.try_lock_claim(&uid);
-            if lock.is_some() && !self.records.has_part(&uid, &driver) {
-                tracing::info!(claim = %uid, %driver, "removing metadata files that no claim owns");
-                self.remove_metadata(&[cdi::file_name(&driver, &uid)]);
+            let lock = self.records.try_lock_claim(claim);
+            if lock.is_some() && !self.records.has_part(claim, driver) {
+                tracing::info!(%claim, %driver, "removing a metadata file that no claim owns");
+                self.remove_metadata_file(&name);
             }
         }
     }

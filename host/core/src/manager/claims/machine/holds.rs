@@ -41,39 +41,39 @@ pub struct CounterFacts {
 
 impl DeviceFacts {
     /// `sets`: the counters of the device's pool. One that is not there has nothing.
-    pub fn of(device: Device, sets: &[CounterSet]) -> Self {
+    pub fn of(device: &Device, sets: &[CounterSet]) -> Self {
         let mut groups = BTreeMap::new();
         let mut counters = Vec::new();
-        for consumed in device.consumes {
+        for consumed in &device.consumes {
             let set = sets.iter().find(|set| set.name == consumed.name);
-            counters.extend(consumed.counters.into_iter().map(|(counter, amount)| {
-                let whole = set.and_then(|set| set.counters.get(&counter));
+            counters.extend(consumed.counters.iter().map(|(counter, amount)| {
+                let whole = set.and_then(|set| set.counters.get(counter));
                 CounterFacts {
                     set: consumed.name.clone(),
                     whole: whole.map_or("0", String::as_str).to_owned(),
-                    counter,
-                    amount,
+                    counter: counter.clone(),
+                    amount: amount.clone(),
                 }
             }));
             let of_set = device
                 .scheduling
                 .as_deref()
                 .and_then(|added| added.compatibility.get(&consumed.name));
-            groups.insert(consumed.name, of_set.cloned().unwrap_or_default());
+            groups.insert(consumed.name.clone(), of_set.cloned().unwrap_or_default());
         }
         let capacities = device
             .capacities
-            .into_iter()
+            .iter()
             .filter(|_| device.allow_multiple_allocations);
         Self {
             allow_multiple_allocations: device.allow_multiple_allocations,
-            identity: device.identity,
-            keys: device.keys,
+            identity: device.identity.clone(),
+            keys: device.keys.clone(),
             derived: Vec::new(),
             counters,
             groups,
             capacities: capacities
-                .map(|(name, capacity)| (name.to_string(), capacity.value))
+                .map(|(name, capacity)| (name.to_string(), capacity.value.clone()))
                 .collect(),
         }
     }

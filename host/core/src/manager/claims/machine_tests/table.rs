@@ -1,6 +1,6 @@
 //! The table and its indexes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::super::fixtures::{allocation, claim, driver, name, pod, uid};
 use crate::manager::claims::machine::{DeviceFacts, holds, pod_record};
 use crate::records::table::{ClaimTable, Undo};
-use nodedock_model::{ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PodContainer};
+use nodedock_model::{ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PodContainer, SmallMap};
 
 fn record(text: &str, devices: &[&str], pods: &[&str]) -> Arc<ClaimRecord> {
     Arc::new(ClaimRecord {
@@ -46,7 +46,7 @@ fn pod_keeps_claims_of_earlier_requests() {
         }]
     };
     let (a, containers) = (pod("a"), container(vec![used]));
-    let ids = |names: &[&str]| -> BTreeMap<String, ObjectRef> {
+    let ids = |names: &[&str]| -> SmallMap<String, ObjectRef> {
         names
             .iter()
             .map(|name| ((*name).to_owned(), claim(name, &[], &[]).id))

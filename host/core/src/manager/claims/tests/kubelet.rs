@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
+use crate::records::statuses;
 use nodedock_model::{
-    BindingConditions, Claim, ClaimRecord, ClaimState, Condition, DeviceStatus, KubeletDevice,
-    Problem,
+    BindingConditions, Claim, ClaimRecord, ClaimState, ClaimStatuses, Condition, DeviceStatus,
+    KubeletDevice, Problem,
 };
 
 const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
@@ -33,6 +34,13 @@ fn start_in(boot: &str, home: &Home, drivers: &[&Arc<FakeDriver>], claims: &[&Cl
         .iter()
         .for_each(|claim| daemon.source.put((*claim).clone()));
     daemon
+}
+
+/// Statuses that are published, by UID of the claim.
+fn device_statuses(daemon: &Daemon) -> Vec<ClaimStatuses> {
+    let changes = daemon.manager.records.changes_since(None);
+    let records = changes.claims.into_iter().filter_map(|(_, record)| record);
+    records.filter_map(|record| statuses(&record)).collect()
 }
 
 /// The drivers `gpu` and `nic`, and a claim `both` of a device of each.
@@ -684,7 +692,7 @@ async fn statuses_are_reported_while_held() {
     let daemon = start(&home, &[&gpu, &nic], &[&both, &quiet]);
     let mut changes = daemon.manager.records.device_status_changes();
     daemon.kubelet_prepare(&gpu.name, &quiet).await.unwrap();
-    assert!(!changes.has_changed().unwrap() && daemon.manager.records.device_statuses().is_empty());
+    assert!(!changes.has_changed().unwrap() && device_statuses(&daemon).is_empty());
     let status = DeviceStatus {
         data: Some("{\"mtu\":9000}".to_owned()),
         ..DeviceStatus::default()
@@ -693,7 +701,7 @@ async fn statuses_are_reported_while_held() {
     daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
     daemon.kubelet_prepare(&nic.name, &both).await.unwrap();
     assert!(changes.has_changed().unwrap());
-    let statuses = daemon.manager.records.device_statuses();
+    let statuses = device_statuses(&daemon);
     assert_eq!(
         (
             statuses.len(),
@@ -709,7 +717,7 @@ async fn statuses_are_reported_while_held() {
     );
     changes.mark_unchanged();
     daemon.kubelet_unprepare(&gpu.name, &both).await.unwrap();
-    assert!(changes.has_changed().unwrap() && daemon.manager.records.device_statuses().is_empty());
+    assert!(changes.has_changed().unwrap() && device_statuses(&daemon).is_empty());
 }
 
 #[tokio::test]
@@ -756,7 +764,7 @@ async fn early_claim_needs_no_second_call() {
     assert!(changes.has_changed().unwrap());
     changes.mark_unchanged();
     let types = || {
-        let statuses = daemon.manager.records.device_statuses();
+        let statuses = device_statuses(&daemon);
         let conditions = statuses
             .iter()
             .flat_map(|claim| &claim.devices)

@@ -35,7 +35,7 @@ fn start_in(boot_id: &str, home: &Home, gpu: &Arc<FakeDriver>) -> Daemon {
 }
 
 fn path(home: &Home) -> PathBuf {
-    home.metadata().join("gpu.example.com_uid-one/0.json")
+    home.metadata().join("gpu.example.com/uid-one_0.json")
 }
 
 fn first(home: &Home) -> serde_json::Value {
@@ -70,7 +70,7 @@ async fn file_and_mount_last_until_unprepare() {
         "{spec}"
     );
     assert!(daemon.unprepare(&pod("a")).await.iter().all(Result::is_ok));
-    assert!(!path(&home).parent().unwrap().exists());
+    assert!(!path(&home).exists());
 }
 
 #[tokio::test]
@@ -140,12 +140,23 @@ async fn escaping_annotation_is_refused() {
 #[tokio::test]
 async fn orphaned_files_are_removed() {
     let (home, daemon, _gpu) = prepared().await;
-    let orphan = home.metadata().join("gpu.example.com_uid-gone");
-    std::fs::create_dir(&orphan).unwrap();
-    std::fs::write(orphan.join("0.json"), "{}").unwrap();
-    std::fs::write(home.metadata().join("notes"), "of an operator").unwrap();
+    let orphans = [
+        "gpu.example.com/uid-gone_0.json",
+        "gone.example.com/a_b_c.json",
+    ];
+    let others = [
+        "notes",
+        "gpu.example.com/notes.json",
+        "gpu.example.com/uid-gone_.json",
+    ];
+    std::fs::create_dir(home.metadata().join("gone.example.com")).unwrap();
+    for name in orphans.iter().chain(&others) {
+        std::fs::write(home.metadata().join(name), "{}").unwrap();
+    }
     daemon.sweep().await;
-    assert!(!orphan.exists() && path(&home).exists() && home.metadata().join("notes").exists());
+    let is_there = |name: &str| home.metadata().join(name).exists();
+    assert!(!orphans.iter().any(|name| is_there(name)));
+    assert!(others.iter().all(|name| is_there(name)) && path(&home).exists());
 }
 
 #[tokio::test]
@@ -190,7 +201,8 @@ async fn disabled_metadata_keeps_existing_files() {
     assert!(path(&home).exists(), "containers have it mounted");
     daemon.source.put(claim("two", &["gpu/1"], &[&pod("b")]));
     daemon.prepare(&pod("b"), &["two"]).await;
-    assert!(!home.metadata().join("gpu.example.com_uid-two").exists());
+    let two = home.metadata().join("gpu.example.com/uid-two_1.json");
+    assert!(!two.exists());
 }
 
 #[tokio::test]
