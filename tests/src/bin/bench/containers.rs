@@ -54,7 +54,8 @@ struct Machine {
     podman: [Podman; 2],
     vendor: VendorSpec,
     class: String,
-    bundles: [PathBuf; 3],
+    /// Each with its configuration.
+    bundles: [(PathBuf, String); 3],
     runtimes: [PathBuf; 2],
     cold: Vec<PathBuf>,
 }
@@ -98,7 +99,7 @@ impl Machine {
         around.runtime = link;
         let rootfs = runc.rootfs(&daemon);
         let edits = [vendor.edits(), vendor.edits(), marks];
-        let mut bundles: [PathBuf; 3] = Default::default();
+        let mut bundles: [(PathBuf, String); 3] = Default::default();
         for (number, edits) in edits.iter().enumerate() {
             bundles[number] = bundle(&daemon, &runc.runtime, &rootfs, number, edits).await;
         }
@@ -160,7 +161,9 @@ impl Machine {
         let runtime = way.min(1);
         let words = match tool {
             Tool::Runc => {
-                let [runtime, bundle] = [&self.runtimes[runtime], &self.bundles[way]];
+                let (runtime, (bundle, config)) = (&self.runtimes[runtime], &self.bundles[way]);
+                // The runtime puts the devices of a claim in the place of the mark.
+                std::fs::write(bundle.join("config.json"), config).expect("it can be written");
                 let id = format!("{}-{way}-{number}", self.class);
                 let state = self.daemon.path().join("runc");
                 let words = [
@@ -249,14 +252,22 @@ fn device_edits(kind: &str, device: &str) -> Option<Value> {
         let json = text.lines().find(|line| !line.starts_with('#'))?.to_owned();
         serde_json::from_str::<Value>(&json).ok()
     });
-    let spec = specs.into_iter().find(|spec| spec["kind"] == kind)?;
-    let devices = spec["devices"].as_array()?;
-    let found = devices.iter().find(|found| found["name"] == device)?;
-    Some(found["containerEdits"].clone())
+    // Each claim has a file of its own.
+    specs.filter(|spec| spec["kind"] == kind).find_map(|spec| {
+        let devices = spec["devices"].as_array()?;
+        let found = devices.iter().find(|found| found["name"] == device)?;
+        Some(found["containerEdits"].clone())
+    })
 }
 
 /// Writes the bundle of a container as a tool that reads CDI would, on the directory with the program.
-async fn bundle(root: &Root, runc: &Path, rootfs: &Path, number: usize, edits: &Value) -> PathBuf {
+async fn bundle(
+    root: &Root,
+    runc: &Path,
+    rootfs: &Path,
+    number: usize,
+    edits: &Value,
+) -> (PathBuf, String) {
     let bundle = root.path().join(format!("bundle-{number}"));
     std::fs::create_dir(&bundle).expect("a directory below the root");
     let made = Command::new(runc)
@@ -278,8 +289,7 @@ async fn bundle(root: &Root, runc: &Path, rootfs: &Path, number: usize, edits: &
         let stage = hook["hookName"].as_str().expect("a hook has a stage");
         config["hooks"][stage] = json!([{ "path": hook["path"], "args": hook["args"] }]);
     }
-    std::fs::write(&path, config.to_string()).expect("it can be written");
-    bundle
+    (bundle, config.to_string())
 }
 
 /// Drops a file from the page cache, unless a process has it mapped.
